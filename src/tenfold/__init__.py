@@ -1,0 +1,1 @@
+"""Tenfold: serve one model fast, with the same answers."""

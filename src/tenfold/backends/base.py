@@ -1,0 +1,175 @@
+"""The seam between what is computed and what computes it: ``compile(graph, checkpoint, options) -> Program``."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tenfold.checkpoint.base import Checkpoint
+from tenfold.graph.graph import Graph
+
+PAGE_ROWS = 16
+"""Rows of a KV page, everywhere."""
+
+Int32s = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend needs to know besides the graph and its weights."""
+
+    threads: int = 0
+    """0: one per core that this process may use."""
+    isa: Literal["auto", "avx512", "avx2", "portable"] = "auto"
+    format: Literal["auto", "f32", "bf16", "q8", "q4"] = "auto"
+    max_rows: int = 512
+    """Most rows of a step."""
+    max_logit_rows: int = 64
+    """Most rows of a step whose logits are wanted."""
+    kv_pages: int = 0
+    """KV pages to reserve; must be positive."""
+
+
+class SamplingBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """How the token after each wanted row is drawn: a struct of arrays with one entry ``n`` per wanted row.
+
+    The order is: bias, penalties, temperature, top_k, top_p, min_p, then argmax of ``logit / temperature + Gumbel(seed,
+    position, token)`` over what is left. Temperature 0 is plain argmax of the penalised logits; ties go to the lowest id.
+    """
+
+    temperature: Floats
+    top_k: Int32s
+    """0: off."""
+    top_p: Floats
+    """1: off."""
+    min_p: Floats
+    """0: off."""
+    repetition: Floats
+    """1: off. Tokens of prompt or output: positive logits are divided by it, negative multiplied."""
+    presence: Floats
+    frequency: Floats
+    """Over output tokens only."""
+    seed: npt.NDArray[np.uint64]
+    position: npt.NDArray[np.int64]
+    """Index in the sequence of the token to be drawn (prompt tokens count): the counter of the noise."""
+    history_offsets: Int32s
+    """[n + 1] into the two below: distinct tokens of prompt and output, only for rows with a penalty."""
+    history_tokens: Int32s
+    history_counts: Int32s
+    """Times in the output; 0 for a token of the prompt alone."""
+    bias_offsets: Int32s
+    """[n + 1] into the two below."""
+    bias_tokens: Int32s
+    bias_values: Floats
+    """Added to the logit; -inf forbids."""
+    logprobs: Int32s
+    """-1: none. k >= 0: log-probability of the drawn token and the k most likely, of the model's own distribution
+    (raw logits, before bias, penalties and temperature)."""
+
+
+class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """One step: R rows of S sequences, N of them with logits wanted. All arrays are contiguous."""
+
+    tokens: Int32s
+    """[R]"""
+    positions: Int32s
+    """[R] rotary positions."""
+    row_offsets: Int32s
+    """[S + 1]: sequence s has rows ``row_offsets[s] : row_offsets[s + 1]``."""
+    cached_rows: Int32s
+    """[S]: KV rows the sequence had before this step. Its i-th row of the step goes to cache row ``cached_rows[s] + i``,
+    that is to page ``// 16``, line ``% 16``, and attends to every cache row up to its own."""
+    page_offsets: Int32s
+    """[S + 1] into ``pages``."""
+    pages: Int32s
+    """Page tables, one sequence after another; long enough for the rows of this step."""
+    logit_rows: Int32s
+    """[N] ascending indices of rows."""
+    sampling: SamplingBatch
+    """N entries."""
+    want_logits: bool = False
+    """Also hand back the raw logits."""
+
+
+class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step found, for its N wanted rows."""
+
+    tokens: Int32s
+    """[N] drawn tokens."""
+    logprobs: Floats
+    """[N] log-probability of the drawn token (0 where not asked for)."""
+    top_tokens: Int32s
+    """[N, K] with K the most that any row asked for; -1 beyond a row's own."""
+    top_logprobs: Floats
+    """[N, K]"""
+    logits: Floats | None = None
+    """[N, vocab]"""
+
+
+class WeightReport(msgspec.Struct, frozen=True):
+    """What was done with one weight, for ``inspect`` and the resolved plan."""
+
+    name: str
+    shape: tuple[int, ...]
+    stored_type: str
+    format: str
+    bytes: int
+    lossless: bool
+    why: str
+
+
+class ProgramInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program resolved to."""
+
+    backend: str
+    threads: int
+    isa: str
+    isa_why: str
+    max_rows: int
+    max_logit_rows: int
+    vocab_size: int
+    max_context: int
+    kv_pages: int
+    page_bytes: int
+    weight_bytes: int
+    """Packed weights read by a step of one row."""
+    weights: tuple[WeightReport, ...]
+
+
+class Program(Protocol):
+    """A compiled graph with its weights and its KV pages."""
+
+    info: ProgramInfo
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Runs one step. Raises ValueError for a batch that does not fit; nothing is written then."""
+        ...
+
+    def copy_rows(self, source: int, target: int, rows: int) -> None:
+        """Copies the first ``rows`` lines of page ``source``, all layers, into page ``target``."""
+        ...
+
+    def read_page(self, page: int) -> bytes:
+        """The page's bytes (`ProgramInfo.page_bytes`)."""
+        ...
+
+    def write_page(self, page: int, data: bytes) -> None:
+        """Overwrites a page."""
+        ...
+
+    def close(self) -> None:
+        """Stops the threads and frees the memory; the program must not be used afterwards."""
+        ...
+
+
+class Backend(Protocol):
+    """Compiles graphs."""
+
+    name: str
+
+    def compile(self, graph: Graph, checkpoint: Checkpoint, options: CompileOptions) -> Program:
+        """Packs the weights and reserves the KV pages. Raises CheckpointError or ValueError."""
+        ...

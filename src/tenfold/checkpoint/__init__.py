@@ -1,0 +1,1 @@
+"""Model files: weights, configuration, tokenizer and chat template."""

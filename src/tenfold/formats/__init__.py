@@ -1,0 +1,1 @@
+"""Number formats: what a weight is stored as, how it is rounded and read back."""

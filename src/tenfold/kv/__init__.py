@@ -1,0 +1,1 @@
+"""KV pages, who owns them, and which prefixes they hold."""

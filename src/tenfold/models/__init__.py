@@ -1,0 +1,1 @@
+"""Model families: each file turns a configuration into a Graph."""

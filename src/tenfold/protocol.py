@@ -1,0 +1,90 @@
+"""What front, router, worker and engine say to each other. Token ids only: text belongs to the front.
+
+Everything here is a msgspec struct and travels as msgpack. This file imports nothing of Tenfold.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens of a request are drawn and when it ends. The defaults are those of the OpenAI service, but for
+    ``max_tokens``: None means up to the context's end."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    """None: the front draws one, so that the request can be resumed elsewhere."""
+    stop: tuple[str, ...] = ()
+    """Stop strings; the front's business, not the engine's."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Beside the model's own end-of-sequence tokens."""
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    """The model's own end-of-sequence tokens do not end the request (``stop_token_ids`` still do)."""
+    logprobs: int | None = None
+    """None: none. k: of the drawn token and the k most likely."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as the engine knows it."""
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    output: tuple[int, ...] = ()
+    """Tokens generated already, when the request is resumed: they count for max_tokens, penalties and positions."""
+    eos_token_ids: tuple[int, ...] = ()
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of a drawn token, and the most likely ones (highest first)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """News of one request: tokens, and at last exactly one finish reason. Nothing follows a finish reason.
+
+    A token that ended the request (end of sequence, stop id) is in ``tokens`` and counts as generated.
+    """
+
+    id: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    """The token that ended it, for finish ``stop``."""
+    error: str | None = None
+    """For finish ``error``: what went wrong and what to do."""
+    cached_tokens: int | None = None
+    """Prompt tokens that were not computed anew; in the first chunk."""
+
+
+class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """How loaded an engine is."""
+
+    running: int
+    waiting: int
+    pages_total: int
+    pages_free: int
+    """Pages that hold nothing that a running request needs: free ones and cached ones that may be evicted."""
+    steps: int
+    """Steps made since the start: forward progress."""
+    prompt_tokens: int
+    """Prompt tokens asked for, over all requests so far."""
+    cached_tokens: int
+    generated_tokens: int
+    preemptions: int

@@ -1,0 +1,1 @@
+"""A process with one engine."""
