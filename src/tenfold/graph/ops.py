@@ -46,10 +46,11 @@ class RopeScaling(msgspec.Struct, frozen=True):
     """How rotary frequencies are stretched beyond the trained context.
 
     ``linear`` divides every frequency by ``factor``. ``llama3`` keeps the high ones, divides the low ones and blends
-    between (Llama 3.1). ``yarn`` is NTK-by-parts with an attention factor (arXiv 2309.00071).
+    between (Llama 3.1). ``yarn`` is NTK-by-parts with an attention factor (arXiv 2309.00071). ``factors`` divides
+    each frequency by its own entry of ``factors``.
     """
 
-    kind: Literal["none", "linear", "llama3", "yarn"] = "none"
+    kind: Literal["none", "linear", "llama3", "yarn", "factors"] = "none"
     factor: float = 1.0
     original_context: int = 0
     low_freq_factor: float = 1.0
@@ -57,6 +58,8 @@ class RopeScaling(msgspec.Struct, frozen=True):
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
+    factors: tuple[float, ...] = ()
+    """``rotary_dim / 2`` divisors, for kind ``factors`` (how GGUF files carry Llama 3's scaling)."""
 
 
 class KVSpec(msgspec.Struct, frozen=True):
