@@ -1,6 +1,7 @@
 """The builder that model files use: one method an op; it names values, tracks widths and checks shapes.
 
-A value is named after the weight that makes it ("model.layers.0.self_attn.q_proj") or after its kind and place.
+A value is named after the weight that makes it ("model.layers.0.self_attn.q_proj") or after its kind and
+place.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tenfold.graph.validate import GraphError, output_width, validate
 
 
 class GraphBuilder:
-    """Collects ops. Each method returns the name of the value it made; a shape that does not fit is a GraphError."""
+    """Collects ops. Each method returns the value's name; shapes that do not fit raise GraphError."""
 
     def __init__(self, name: str) -> None:
         self._name = name

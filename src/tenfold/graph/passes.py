@@ -1,9 +1,9 @@
 """Passes over a graph. ``fuse`` makes the fused program that the native backend lowers.
 
-Anchors are fused first (attention with the three linears behind it, gates with their two), then the linears that
-are left, with the norm before and the addition after them where nobody else reads the value in between. A fused
-op stands where the last of its members stood. Nobody but its members reads a value that vanished, so the order
-stays right.
+Anchors are fused first (attention with the three linears behind it, gates with their two), then the linears
+that are left, with the norm before and the addition after them where nobody else reads the value in between.
+A fused op stands where the last of its members stood. Nobody but its members reads a value that vanished, so
+the order stays right.
 """
 
 from __future__ import annotations

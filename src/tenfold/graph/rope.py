@@ -15,9 +15,9 @@ Frequencies = npt.NDArray[np.float64]
 def rope_frequencies(rope: Rope) -> tuple[Frequencies, float]:
     """The angle per position of each pair, ``[rotary_dim / 2]`` float64, and the attention factor.
 
-    Element ``i`` pairs with ``i + rotary_dim / 2``; they turn by ``position * frequency[i]`` radians. Cosine and
-    sine are both multiplied by the attention factor (1 but for yarn). Raises ValueError for parameters that make
-    no sense. Sources: arXiv 2104.09864; Llama 3.1's model card code; arXiv 2309.00071, section 3.
+    Element ``i`` pairs with ``i + rotary_dim / 2``; they turn by ``position * frequency[i]`` radians. Cosine
+    and sine are both multiplied by the attention factor (1 but for yarn). Raises ValueError for parameters
+    that make no sense. Sources: arXiv 2104.09864; Llama 3.1's model card code; arXiv 2309.00071, section 3.
     """
     scaling = rope.scaling
     exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float64) / rope.rotary_dim
@@ -40,8 +40,8 @@ def rope_frequencies(rope: Rope) -> tuple[Frequencies, float]:
 
 
 def _llama3(plain: Frequencies, scaling: RopeScaling) -> Frequencies:
-    """Keeps frequencies that turn more than ``high_freq_factor`` times in the original context, divides those that
-    turn less than ``low_freq_factor`` times, and blends between by the number of turns."""
+    """Keeps frequencies that turn more than ``high_freq_factor`` times in the original context, divides those
+    that turn less than ``low_freq_factor`` times, and blends between by the number of turns."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     if high <= low:
         raise ValueError(f"rope llama3: high_freq_factor {high} must be above low_freq_factor {low}")
@@ -51,8 +51,8 @@ def _llama3(plain: Frequencies, scaling: RopeScaling) -> Frequencies:
 
 
 def _yarn(plain: Frequencies, rope: Rope) -> Frequencies:
-    """Blends kept and divided frequencies by a ramp over the pair's index; the ramp's ends are the indices that turn
-    ``beta_fast`` and ``beta_slow`` times in the original context, rounded outwards."""
+    """Blends kept and divided frequencies by a ramp over the pair's index. The ramp's ends are the indices
+    that turn ``beta_fast`` and ``beta_slow`` times in the original context, rounded outwards."""
     scaling = rope.scaling
 
     def index_of(turns: float) -> float:

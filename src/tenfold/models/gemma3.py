@@ -32,12 +32,14 @@ def graph(config: dict[str, Any]) -> Graph:
     """The graph of a ``gemma3_text`` configuration, or of the text part of a ``gemma3`` one.
 
     The embedding's scale is sqrt(hidden_size) in full precision, as transformers computes it in float32 (and
-    llama.cpp always). Transformers in bfloat16 rounds it (25.25 for 25.298 at width 640), so its bfloat16 logits
-    differ a little more from these than rounding alone would make them.
-    Raises ValueError for what is missing or not supported.
+    llama.cpp always). Transformers in bfloat16 rounds it (25.25 for 25.298 at width 640), so its bfloat16
+    logits differ a little more from these than rounding alone would make them. Raises ValueError for what is
+    missing or not supported.
     """
     if "text_config" in config:
-        outer = {key: config[key] for key in ("model_type", "tie_word_embeddings") if key in config}
+        outer: dict[str, Any] = {
+            key: config[key] for key in ("model_type", "tie_word_embeddings") if key in config
+        }
         config = {**config["text_config"], **outer}
     settings = Settings(config, DEFAULTS)
     settings.only("hidden_activation", "gelu_pytorch_tanh")

@@ -1,4 +1,4 @@
-"""Llama and what copies it: Llama 1 to 3.3, SmolLM 1 and 2, TinyLlama; Mistral, which adds a sliding window."""
+"""Llama and what copies it (SmolLM, TinyLlama and others), and Mistral, which adds a sliding window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def graph(config: dict[str, Any]) -> Graph:
 
 
 def mistral(config: dict[str, Any]) -> Graph:
-    """The graph of a ``mistral`` configuration: no biases, one window for all layers (absent: 4096, null: none)."""
+    """The graph of a ``mistral`` configuration: one window for all layers (absent: 4096, null: none)."""
     defaults = {
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",

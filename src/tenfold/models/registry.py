@@ -22,8 +22,8 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], Graph]] = {
 def build_graph(config: dict[str, Any]) -> Graph:
     """The graph of a model, from the keys of its config.json.
 
-    Raises ValueError, naming the key, for an unknown ``model_type`` and for anything in the configuration that is
-    missing, contradictory or not implemented.
+    Raises ValueError, naming the key, for an unknown ``model_type`` and for anything in the configuration
+    that is missing, contradictory or not implemented.
     """
     kind = config.get("model_type")
     if kind not in FAMILIES:

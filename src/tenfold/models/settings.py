@@ -1,4 +1,4 @@
-"""Reading a config.json: typed, with the family's defaults, and an error that names what is missing or not supported."""
+"""Reading a config.json: typed, with the family's defaults, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_bidirectional_attention": (False,),
     "use_mrope": (False,),
 }
-"""Keys that would change what a model computes and that no family here implements, with the values that do not."""
+"""Keys that would change what a model computes and that no family implements, with their harmless values."""
 
 
 class Settings:
@@ -69,7 +69,7 @@ class Settings:
         return value
 
     def layer_windows(self, layers: int, window: int, fallback: tuple[bool, ...]) -> tuple[int, ...]:
-        """The window of each layer (0: none): ``window`` where ``layer_types``, or else ``fallback``, says sliding."""
+        """Each layer's window (0: none): ``window`` where ``layer_types``, else ``fallback``, says sliding."""
         types = self.get("layer_types")
         sliding = fallback
         if types is not None:

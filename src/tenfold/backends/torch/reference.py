@@ -1,0 +1,221 @@
+"""The reference backend: every op as it is written down, in float64. Others are compared to it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tenfold.backends.base import PAGE_ROWS, CompileOptions, ProgramInfo, StepBatch, StepOutput, WeightReport
+from tenfold.backends.sampling import sample
+from tenfold.backends.torch import functions
+from tenfold.backends.torch.batches import check_batch
+from tenfold.checkpoint.base import Checkpoint, CheckpointError
+from tenfold.graph.graph import Graph
+from tenfold.graph.ops import (
+    Add,
+    Attention,
+    Embed,
+    Gate,
+    Linear,
+    RMSNorm,
+    Rope,
+    Scale,
+    SelectRows,
+    Softcap,
+    WeightSpec,
+)
+
+Tensor = functions.Tensor
+
+
+class TorchBackend:
+    """Runs the unfused graph over dequantized weights.
+
+    ``dtype`` is that of all weights, activations and KV rows. ``kv_bf16`` rounds K and V to bfloat16 as they
+    are written, as the native backend stores them.
+    """
+
+    name = "torch"
+
+    def __init__(self, dtype: Literal["float64", "float32"] = "float64", kv_bf16: bool = False) -> None:
+        self._dtype = {"float64": torch.float64, "float32": torch.float32}[dtype]
+        self._kv_bf16 = kv_bf16
+
+    def compile(self, graph: Graph, checkpoint: Checkpoint, options: CompileOptions) -> TorchProgram:
+        """Loads the weights in the formats that ``options.format`` asks for, then as floats.
+
+        Raises CheckpointError for a missing weight or a shape that differs, ValueError for options that make
+        no sense.
+        """
+        if options.kv_pages <= 0 or options.max_rows <= 0 or options.max_logit_rows <= 0:
+            raise ValueError("kv_pages, max_rows and max_logit_rows must be positive")
+        if options.isa not in ("auto", "portable"):
+            raise ValueError(f"the torch backend has no isa {options.isa!r}; leave it at auto")
+        if options.threads:
+            torch.set_num_threads(options.threads)  # torch has one team for the whole process
+        weights: dict[str, Tensor] = {}
+        reports: list[WeightReport] = []
+        for spec in graph.weights.values():
+            weight, report = _load(spec, checkpoint, options.format, self._dtype)
+            weights[spec.name] = weight
+            reports.append(report)
+        pools = [
+            torch.zeros((options.kv_pages, 2, PAGE_ROWS, kv.heads, kv.head_dim), dtype=self._dtype)
+            for kv in graph.kv
+        ]
+        info = ProgramInfo(
+            backend=self.name,
+            threads=torch.get_num_threads(),
+            isa="portable",
+            isa_why="torch chooses its own kernels",
+            max_rows=options.max_rows,
+            max_logit_rows=options.max_logit_rows,
+            vocab_size=graph.vocab_size,
+            max_context=graph.max_context,
+            kv_pages=options.kv_pages,
+            page_bytes=sum(pool[0].numel() * pool.element_size() for pool in pools),
+            weight_bytes=sum(report.bytes for report in reports),
+            weights=tuple(reports),
+        )
+        return TorchProgram(graph, weights, pools, info, self._kv_bf16)
+
+
+class TorchProgram:
+    """A graph, its weights ``[out, in]``, and a pool ``[pages, K or V, 16, heads, head_dim]`` per layer."""
+
+    def __init__(
+        self, graph: Graph, weights: dict[str, Tensor], pools: list[Tensor], info: ProgramInfo, kv_bf16: bool
+    ) -> None:
+        self.info = info
+        self._graph = graph
+        self._weights = weights
+        self._pools = pools
+        self._kv_bf16 = kv_bf16
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Runs one step. Raises ValueError for a batch that does not fit; nothing is written then."""
+        logits = self.logits(batch).to(torch.float32).numpy()
+        tokens, logprobs, top_tokens, top_logprobs = sample(logits, batch.sampling)
+        return StepOutput(
+            tokens=tokens,
+            logprobs=logprobs,
+            top_tokens=top_tokens,
+            top_logprobs=top_logprobs,
+            logits=logits if batch.want_logits else None,
+        )
+
+    def logits(self, batch: StepBatch) -> Tensor:
+        """As `step`, but returns logits ``[N, vocab]`` in the program's own precision and draws nothing."""
+        lines = torch.from_numpy(check_batch(batch, self.info))
+        values: dict[str, Tensor] = {}
+        with torch.inference_mode():
+            for op in self._graph.ops:
+                values[op.output] = self._run(op, [values[name] for name in op.inputs], batch, lines)
+        return values[self._graph.ops[-1].output]
+
+    def copy_rows(self, source: int, target: int, rows: int) -> None:
+        """Copies the first ``rows`` lines of page ``source``, all layers, into page ``target``."""
+        self._check_page(source)
+        self._check_page(target)
+        if not 0 <= rows <= PAGE_ROWS:
+            raise ValueError(f"a page has {PAGE_ROWS} rows, not {rows}")
+        for pool in self._pools:
+            pool[target, :, :rows] = pool[source, :, :rows]
+
+    def read_page(self, page: int) -> bytes:
+        """The page's bytes: by layer, K then V, ``[16, heads, head_dim]``, in the program's precision."""
+        self._check_page(page)
+        return b"".join(pool[page].numpy().tobytes() for pool in self._pools)
+
+    def write_page(self, page: int, data: bytes) -> None:
+        """Overwrites a page."""
+        self._check_page(page)
+        if len(data) != self.info.page_bytes:
+            raise ValueError(f"a page has {self.info.page_bytes} bytes, not {len(data)}")
+        offset = 0
+        for pool in self._pools:
+            target = pool[page].numpy()
+            part = np.frombuffer(data, dtype=target.dtype, count=target.size, offset=offset)
+            target[...] = part.reshape(target.shape)
+            offset += part.nbytes
+
+    def close(self) -> None:
+        """Frees the memory; the program must not be used afterwards."""
+        self._weights.clear()
+        self._pools.clear()
+
+    def _check_page(self, page: int) -> None:
+        if not 0 <= page < self.info.kv_pages:
+            raise ValueError(f"page {page} is not in 0..{self.info.kv_pages - 1}")
+
+    def _run(self, op: Any, inputs: list[Tensor], batch: StepBatch, lines: Tensor) -> Tensor:
+        weights = [self._weights[spec.name] for spec in op.weights]
+        match op:
+            case Embed():
+                return weights[0][torch.from_numpy(batch.tokens).long()] * op.scale
+            case Linear():
+                return torch.nn.functional.linear(inputs[0], *weights)
+            case RMSNorm():
+                return functions.rms_norm(inputs[0], weights[0], op.eps, op.weight_offset)
+            case Rope():
+                return functions.rotate(inputs[0], torch.from_numpy(batch.positions), op)
+            case Attention():
+                return self._attention(op, inputs, batch, lines)
+            case Add():
+                return inputs[0] + inputs[1]
+            case Gate():
+                return functions.gate(inputs[0], inputs[1], op.activation)
+            case Scale():
+                return inputs[0] * op.factor
+            case Softcap():
+                return op.cap * torch.tanh(inputs[0] / op.cap)
+            case SelectRows():
+                return inputs[0][torch.from_numpy(batch.logit_rows).long()]
+        raise NotImplementedError(f"the torch backend has no {type(op).__name__}")
+
+    def _attention(self, op: Attention, inputs: list[Tensor], batch: StepBatch, lines: Tensor) -> Tensor:
+        pool = self._pools[op.kv.layer]
+        q = inputs[0].reshape(len(lines), op.heads, op.kv.head_dim)
+        for half, rows in enumerate(inputs[1:]):
+            kept = rows.to(torch.bfloat16).to(rows.dtype) if self._kv_bf16 else rows
+            shaped = kept.reshape(len(lines), op.kv.heads, op.kv.head_dim)
+            pool[lines // PAGE_ROWS, half, lines % PAGE_ROWS] = shaped
+        output = torch.empty_like(inputs[0])
+        for s, cached in enumerate(batch.cached_rows.tolist()):
+            rows = slice(int(batch.row_offsets[s]), int(batch.row_offsets[s + 1]))
+            pages = batch.pages[batch.page_offsets[s] : batch.page_offsets[s + 1]]
+            table = pool[torch.from_numpy(pages).long()].transpose(0, 1)
+            keys, values = table.reshape(2, -1, op.kv.heads, op.kv.head_dim)[
+                :, : cached + rows.stop - rows.start
+            ]
+            output[rows] = functions.attend(q[rows], keys, values, cached, op.scale, op.softcap, op.kv.window)
+        return output
+
+
+def _load(
+    spec: WeightSpec, checkpoint: Checkpoint, requested: str, dtype: Any
+) -> tuple[Tensor, WeightReport]:
+    """A weight as a float tensor of the spec's shape, and what was done with it."""
+    info = checkpoint.tensors().get(spec.name)
+    if info is None:
+        raise CheckpointError(f"{checkpoint.path}: has no tensor {spec.name}, which the model needs")
+    if info.shape != spec.shape:
+        raise CheckpointError(
+            f"{info.file}: tensor {spec.name} at byte {info.offset} is {info.shape}, "
+            f"the model needs {spec.shape}"
+        )
+    placement = checkpoint.place(spec.name, requested)
+    parts = [block.dequantize() for _, block in checkpoint.rows(spec.name, placement.layout)]
+    weight = torch.from_numpy(np.concatenate(parts)).to(dtype).reshape(spec.shape)
+    report = WeightReport(
+        name=spec.name,
+        shape=spec.shape,
+        stored_type=info.stored_type,
+        format=placement.layout.format.value,
+        bytes=weight.numel() * weight.element_size(),
+        lossless=placement.lossless,
+        why=placement.why,
+    )
+    return weight, report
