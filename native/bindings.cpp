@@ -1,0 +1,314 @@
+// The Python face of the core. Exceptions of the core are std::invalid_argument (ValueError) and std::bad_alloc; none
+// crosses a kernel. A step runs without the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+
+#include "bandwidth.h"
+#include "cpu.h"
+#include "program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tenfold {
+namespace {
+
+template <class T>
+using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using AnyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+nb::ndarray<nb::numpy, T> own(T* data, std::initializer_list<size_t> shape) {
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return nb::ndarray<nb::numpy, T>(data, shape, owner);
+}
+
+template <class T>
+void need(const Array<T>& array, size_t count, const char* name) {
+  if (array.shape(0) != count)
+    throw std::invalid_argument(std::string("step: ") + name + " has " + std::to_string(array.shape(0)) +
+                                " entries, expected " + std::to_string(count));
+}
+
+Layout layout_of(const std::string& format, int group, bool wide, bool minimum) {
+  Layout l;
+  if (format == "f32")
+    l.format = Format::F32;
+  else if (format == "bf16")
+    l.format = Format::BF16;
+  else if (format == "q8")
+    l.format = Format::Q8;
+  else if (format == "q4")
+    l.format = Format::Q4;
+  else
+    throw std::invalid_argument("format: " + format + " is none of f32, bf16, q8, q4");
+  l.group = group;
+  l.wide = wide;
+  l.minimum = minimum;
+  return l;
+}
+
+Activation activation_of(const std::string& name) {
+  if (name == "silu") return Activation::Silu;
+  if (name == "gelu") return Activation::Gelu;
+  if (name == "none") return Activation::None;
+  throw std::invalid_argument("activation: " + name + " is none of silu, gelu, none");
+}
+
+std::unique_ptr<Program> make_program(const std::string& isa, int threads, int max_rows, int max_logit_rows, int vocab,
+                                      int kv_pages, bool kv_f32, const std::vector<std::tuple<int, int>>& kv) {
+  const Kernels* kernels = kernels_of(isa);
+  if (kernels == nullptr) throw std::invalid_argument("isa: this machine cannot run " + isa);
+  if (threads < 1 || threads > 1024 || max_rows < 1 || max_logit_rows < 1 || max_logit_rows > max_rows || vocab < 1 ||
+      kv_pages < 1)
+    throw std::invalid_argument("program: threads, rows, vocab and pages must be positive, max_logit_rows <= max_rows");
+  std::vector<KvShape> shapes;
+  for (const auto& [heads, dim] : kv) shapes.push_back({heads, dim});
+  ProgramOptions options;
+  options.kernels = kernels;
+  options.threads = threads;
+  options.max_rows = max_rows;
+  options.max_logit_rows = max_logit_rows;
+  options.vocab = vocab;
+  options.kv_pages = kv_pages;
+  options.kv_f32 = kv_f32;
+  return std::make_unique<Program>(options, shapes);
+}
+
+size_t element_bytes(const Layout& l) { return l.format == Format::F32 ? 4 : l.format == Format::BF16 ? 2 : 1; }
+
+void write_rows(Program& program, int index, int first, const AnyArray& codes, std::optional<AnyArray> scale,
+                std::optional<AnyArray> minimum) {
+  Matrix& m = program.matrix(index);
+  const size_t count = codes.ndim() == 2 ? codes.shape(0) : 0;
+  if (count == 0 || codes.shape(1) != static_cast<size_t>(m.cols) || codes.itemsize() != element_bytes(m.layout))
+    throw std::invalid_argument("write_rows: codes have another shape or type than the matrix");
+  if (first < 0 || first % kPanel != 0 || static_cast<size_t>(first) + count > static_cast<size_t>(m.rows))
+    throw std::invalid_argument("write_rows: rows outside the matrix, or not from a multiple of 16");
+  const auto check = [&](const std::optional<AnyArray>& a, bool wanted, const char* name) {
+    if (a.has_value() != wanted) throw std::invalid_argument(std::string("write_rows: ") + name + " missing or unwanted");
+    if (wanted && (a->ndim() != 2 || a->shape(0) != count || a->shape(1) != static_cast<size_t>(m.cols / m.layout.group) ||
+                   a->itemsize() != (m.layout.wide ? 4u : 2u)))
+      throw std::invalid_argument(std::string("write_rows: ") + name + " has another shape or type than the matrix");
+  };
+  check(scale, m.layout.quantized(), "scale");
+  check(minimum, m.layout.minimum, "minimum");
+  const void* s = scale ? scale->data() : nullptr;
+  const void* z = minimum ? minimum->data() : nullptr;
+  nb::gil_scoped_release free;
+  m.write_rows(first, static_cast<int>(count), codes.data(), s, z);
+}
+
+// Arrays of a StepBatch, in the order in which backends/native.py passes them.
+nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions, Array<int32_t> row_offsets,
+               Array<int32_t> cached_rows, Array<int32_t> page_offsets, Array<int32_t> pages,
+               Array<int32_t> logit_rows, Array<float> temperature, Array<int32_t> top_k, Array<float> top_p,
+               Array<float> min_p, Array<float> repetition, Array<float> presence, Array<float> frequency,
+               Array<uint64_t> seed, Array<int64_t> position, Array<int32_t> history_offsets,
+               Array<int32_t> history_tokens, Array<int32_t> history_counts, Array<int32_t> bias_offsets,
+               Array<int32_t> bias_tokens, Array<float> bias_values, Array<int32_t> logprobs, bool want_logits) {
+  Batch b;
+  const size_t rows = tokens.shape(0), sequences = cached_rows.shape(0), n = logit_rows.shape(0);
+  need(positions, rows, "positions");
+  need(row_offsets, sequences + 1, "row_offsets");
+  need(page_offsets, sequences + 1, "page_offsets");
+  need(temperature, n, "temperature");
+  need(top_k, n, "top_k");
+  need(top_p, n, "top_p");
+  need(min_p, n, "min_p");
+  need(repetition, n, "repetition");
+  need(presence, n, "presence");
+  need(frequency, n, "frequency");
+  need(seed, n, "seed");
+  need(position, n, "position");
+  need(history_offsets, n + 1, "history_offsets");
+  need(history_counts, history_tokens.shape(0), "history_counts");
+  need(bias_offsets, n + 1, "bias_offsets");
+  need(bias_values, bias_tokens.shape(0), "bias_values");
+  need(logprobs, n, "logprobs");
+  b.rows = static_cast<int>(rows);
+  b.sequences = static_cast<int>(sequences);
+  b.logit_rows = static_cast<int>(n);
+  b.tokens = tokens.data();
+  b.positions = positions.data();
+  b.row_offsets = row_offsets.data();
+  b.cached_rows = cached_rows.data();
+  b.page_offsets = page_offsets.data();
+  b.pages = pages.data();
+  b.page_count = static_cast<int>(pages.shape(0));
+  b.selected = logit_rows.data();
+  int top = 0;
+  const auto part = [](const Array<int32_t>& offsets, size_t i, size_t whole, const char* name) {
+    const int32_t begin = offsets.data()[i], end = offsets.data()[i + 1];
+    if (begin < 0 || end < begin || static_cast<size_t>(end) > whole)
+      throw std::invalid_argument(std::string("step: ") + name + " must ascend within their arrays");
+    return std::pair<int, int>(begin, end - begin);
+  };
+  for (size_t i = 0; i < n; ++i) {
+    SampleParams p;
+    p.temperature = temperature.data()[i];
+    p.top_k = top_k.data()[i];
+    p.top_p = top_p.data()[i];
+    p.min_p = min_p.data()[i];
+    p.repetition = repetition.data()[i];
+    p.presence = presence.data()[i];
+    p.frequency = frequency.data()[i];
+    p.seed = seed.data()[i];
+    p.position = position.data()[i];
+    const auto [h, hs] = part(history_offsets, i, history_tokens.shape(0), "history_offsets");
+    p.history_tokens = history_tokens.data() + h;
+    p.history_counts = history_counts.data() + h;
+    p.history = hs;
+    const auto [z, zs] = part(bias_offsets, i, bias_tokens.shape(0), "bias_offsets");
+    p.bias_tokens = bias_tokens.data() + z;
+    p.bias_values = bias_values.data() + z;
+    p.biases = zs;
+    p.logprobs = logprobs.data()[i];
+    top = std::max(top, p.logprobs);
+    b.sampling.push_back(p);
+  }
+  b.top = std::min(top, program.options().vocab);
+  const size_t width = static_cast<size_t>(b.top), vocab = static_cast<size_t>(program.options().vocab);
+  auto drawn = std::make_unique<int32_t[]>(n);
+  auto chances = std::make_unique<float[]>(n);
+  auto top_tokens = std::make_unique<int32_t[]>(n * width);
+  auto top_chances = std::make_unique<float[]>(n * width);
+  std::unique_ptr<float[]> logits;
+  std::fill_n(top_tokens.get(), n * width, -1);
+  if (want_logits) logits.reset(new float[n * vocab]);
+  b.drawn = drawn.get();
+  b.logprobs = chances.get();
+  b.top_tokens = top_tokens.get();
+  b.top_logprobs = top_chances.get();
+  b.logits = logits.get();
+  {
+    nb::gil_scoped_release free;
+    program.step(b);
+  }
+  nb::object raw = nb::none();
+  if (want_logits) raw = nb::cast(own(logits.release(), {n, vocab}));
+  return nb::make_tuple(own(drawn.release(), {n}), own(chances.release(), {n}), own(top_tokens.release(), {n, width}),
+                        own(top_chances.release(), {n, width}), raw);
+}
+
+void check_page(const Program& program, int page) {
+  if (page < 0 || page >= program.options().kv_pages) throw std::invalid_argument("page out of range");
+}
+
+nb::bytes read_page(Program& program, int page) {
+  check_page(program, page);
+  return nb::bytes(program.pages().page(page), program.pages().page_bytes());
+}
+
+void write_page(Program& program, int page, const nb::bytes& data) {
+  check_page(program, page);
+  if (data.size() != program.pages().page_bytes()) throw std::invalid_argument("write_page: wrong number of bytes");
+  std::memcpy(program.pages().page(page), data.c_str(), data.size());
+}
+
+}  // namespace
+}  // namespace tenfold
+
+NB_MODULE(_native, m) {
+  using namespace tenfold;
+  m.doc() = "The native core: programs, kernels and KV pages. See native/program.h.";
+  m.def("isa_levels", &isa_levels, "ISA levels this machine can run, best first.");
+  m.def(
+      "read_bandwidth",
+      [](int threads, size_t bytes, int repeats) {
+        nb::gil_scoped_release free;
+        return read_bandwidth(threads, bytes, repeats);
+      },
+      "threads"_a, "bytes"_a = size_t{256} << 20, "repeats"_a = 5, "Bytes per second read from memory.");
+  m.def(
+      "gumbel",
+      [](const std::string& isa, uint64_t seed, int64_t position, int first, int count) {
+        const Kernels* kernels = kernels_of(isa);
+        if (kernels == nullptr || first < 0 || count < 0) throw std::invalid_argument("gumbel: bad arguments");
+        auto out = std::make_unique<float[]>(static_cast<size_t>(count));
+        kernels->gumbel(seed, position, first, count, out.get());
+        return own(out.release(), {static_cast<size_t>(count)});
+      },
+      "isa"_a, "seed"_a, "position"_a, "first"_a, "count"_a, "The noise of tokens first .. first + count - 1.");
+
+  nb::class_<Program>(m, "Program")
+      .def_static("create", &make_program, "isa"_a, "threads"_a, "max_rows"_a, "max_logit_rows"_a, "vocab"_a,
+                  "kv_pages"_a, "kv_f32"_a, "kv"_a)
+      .def(
+          "add_matrix",
+          [](Program& p, int rows, int cols, const std::string& format, int group, bool wide, bool minimum) {
+            return p.add_matrix(rows, cols, layout_of(format, group, wide, minimum));
+          },
+          "rows"_a, "cols"_a, "format"_a, "group"_a, "wide"_a, "minimum"_a)
+      .def("write_rows", &write_rows, "matrix"_a, "first"_a, "codes"_a, "scale"_a.none(), "minimum"_a.none())
+      .def("matrix_bytes", [](Program& p, int index) { return p.matrix(index).bytes(); }, "matrix"_a)
+      .def(
+          "read_row",
+          [](Program& p, int index, int row) {
+            const Matrix& matrix = p.matrix(index);
+            if (row < 0 || row >= matrix.rows) throw std::invalid_argument("read_row: row out of range");
+            auto out = std::make_unique<float[]>(static_cast<size_t>(matrix.cols));
+            matrix.read_row(row, out.get());
+            return own(out.release(), {static_cast<size_t>(matrix.cols)});
+          },
+          "matrix"_a, "row"_a)
+      .def(
+          "add_vector",
+          [](Program& p, Array<float> data) { return p.add_vector(data.data(), static_cast<int>(data.shape(0))); },
+          "data"_a)
+      .def("add_value", &Program::add_value, "width"_a, "selected"_a)
+      .def("add_rope", &Program::add_rope, "frequencies"_a, "factor"_a)
+      .def("add_embed", &Program::add_embed, "matrix"_a, "scale"_a, "output"_a)
+      .def(
+          "add_linear",
+          [](Program& p, int input, std::tuple<int, float, float> norm, const std::vector<std::tuple<int, int>>& parts,
+             const std::string& gate, int residual, int output) {
+            std::vector<LinearPart> list;
+            for (const auto& [matrix, bias] : parts) list.push_back({matrix, bias});
+            const auto& [weight, eps, offset] = norm;
+            p.add_linear(input, {weight, eps, offset}, list, activation_of(gate), residual, output);
+          },
+          "input"_a, "norm"_a, "parts"_a, "gate"_a, "residual"_a, "output"_a)
+      .def(
+          "add_attention",
+          [](Program& p, int input, int layer, int heads, int kv_heads, int head_dim, int window, float scale,
+             float softcap, std::tuple<int, float, float> query_norm, std::tuple<int, float, float> key_norm, int rope,
+             int output) {
+            const auto& [qw, qe, qo] = query_norm;
+            const auto& [kw, ke, ko] = key_norm;
+            p.add_attention(input, {layer, heads, kv_heads, head_dim, window, scale, softcap, {qw, qe, qo}, {kw, ke, ko},
+                                    rope},
+                            output);
+          },
+          "input"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "window"_a, "scale"_a, "softcap"_a,
+          "query_norm"_a, "key_norm"_a, "rope"_a, "output"_a)
+      .def(
+          "add_norm",
+          [](Program& p, int input, std::tuple<int, float, float> norm, int residual, int output) {
+            const auto& [weight, eps, offset] = norm;
+            p.add_norm(input, {weight, eps, offset}, residual, output);
+          },
+          "input"_a, "norm"_a, "residual"_a, "output"_a)
+      .def("add_scale", &Program::add_scale, "input"_a, "factor"_a, "output"_a)
+      .def("add_select", &Program::add_select, "input"_a, "output"_a)
+      .def("add_softcap", &Program::add_softcap, "value"_a, "cap"_a)
+      .def("finish", &Program::finish, "logits"_a)
+      .def("step", &step)
+      .def("weight_bytes", &Program::weight_bytes)
+      .def("page_bytes", [](Program& p) { return p.pages().page_bytes(); })
+      .def("copy_rows", [](Program& p, int source, int target, int rows) { p.pages().copy_rows(source, target, rows); },
+           "source"_a, "target"_a, "rows"_a)
+      .def("read_page", &read_page, "page"_a)
+      .def("write_page", &write_page, "page"_a, "data"_a);
+}

@@ -1,0 +1,92 @@
+// The kernel families, as a table of functions that each ISA level fills. No kernel allocates, locks or throws.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "layout.h"
+
+namespace tenfold {
+
+enum class Activation : uint8_t { None, Silu, Gelu };
+
+// One attention work item: query vectors of one KV head against the pages of one sequence.
+struct AttentionItem {
+  const float* const* query;  // [count] vectors of head_dim, already scaled and rotated
+  float* const* output;       // [count] vectors of head_dim
+  const int* limit;           // [count] the vector sees cache rows first .. limit - 1
+  const int* first;           // [count] (sliding window)
+  int count;
+  int head_dim;
+  const int32_t* pages;       // the sequence's page table
+  const uint8_t* pool;        // page p starts at pool + p * page_bytes
+  size_t page_bytes;
+  size_t key_offset;          // of this layer's and head's K [dim][16] within a page
+  size_t value_offset;        // of V [16][dim]
+  float softcap;              // 0: none
+  float* scratch;             // kAttentionTile * (head_dim + 64) floats
+};
+
+constexpr int kAttentionTile = 12;
+
+struct SampleParams {
+  float temperature, top_p, min_p, repetition, presence, frequency;
+  int top_k;
+  uint64_t seed;
+  int64_t position;
+  const int32_t* history_tokens;
+  const int32_t* history_counts;
+  int history;
+  const int32_t* bias_tokens;
+  const float* bias_values;
+  int biases;
+  int logprobs;  // -1: none
+};
+
+struct SampleScratch {
+  float* values;  // [vocab]
+  int32_t* ids;   // [vocab]
+};
+
+struct SampleResult {
+  int32_t token;
+  float logprob;
+};
+
+struct Kernels {
+  const char* isa;
+  // out[r][c] of one panel for `rows` activation rows; out has stride kPanel.
+  void (*linear_quant)(Layout layout, const uint8_t* panel, int cols, const QuantRows& x, int rows, float* out);
+  void (*linear_float)(Layout layout, const uint8_t* panel, int cols, const float* x, size_t x_stride, int rows,
+                       float* out);
+  // Most rows of one linear call that still keeps its sums in registers.
+  int tile_rows;
+
+  void (*quantize)(const float* x, int cols, int8_t* codes, float* scale, int32_t* minus8, int32_t* minus128,
+                   float* sum, int32_t* minus128_half, float* sum_half);
+  // out = x / sqrt(mean(x^2) + eps) * (weight + offset); may be in place. width is a multiple of 16.
+  void (*rms_norm)(const float* x, const float* weight, float offset, float eps, int width, float* out);
+  void (*gate)(Activation activation, const float* a, const float* b, int count, float* out);
+  void (*rope)(const float* x, const float* cosine, const float* sine, int rotary, int width, float scale, float* out);
+  void (*softcap)(float* x, int count, float cap);
+
+  void (*attention_bf16)(const AttentionItem& item);
+  void (*attention_f32)(const AttentionItem& item);
+
+  // May change `logits` in place (bias and penalties). top_*: [logprobs].
+  SampleResult (*sample)(float* logits, int vocab, const SampleParams& p, SampleScratch scratch, int32_t* top_tokens,
+                         float* top_logprobs);
+  void (*gumbel)(uint64_t seed, int64_t position, int first_token, int count, float* out);
+};
+
+namespace portable {
+const Kernels& kernels();
+}
+namespace avx2 {
+const Kernels& kernels();
+}
+namespace avx512 {
+const Kernels& kernels();
+}
+
+}  // namespace tenfold

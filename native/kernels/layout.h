@@ -1,0 +1,72 @@
+// How weights, activations and KV lie in memory. Shared by all ISA levels: one layout, every kernel.
+//
+// A matrix [rows, cols] is cut into panels of 16 rows (outputs). Lanes of a vector are the 16 outputs of a panel, so
+// that a reduction over cols never crosses lanes and its order never depends on how many activation rows there are.
+//
+//   F32   panel: for each col        16 float                                   (64 B)
+//   BF16  panel: for each col pair   16 x {bf16 even, bf16 odd}                  (64 B)
+//   Q8    panel: for each group      scales[16] (minima[16])  group/4 x [16][4] u8 (code + 128)
+//   Q4    panel: for each group 32   scales[16] (minima[16])  4 x [16][4] u8; low nibble: quads 0..3, high: 4..7
+//
+// Scales and minima are f16, or f32 when `wide`. A "quad" is 4 consecutive cols of each of the 16 outputs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tenfold {
+
+constexpr int kPanel = 16;      // outputs of a panel
+constexpr int kPageRows = 16;   // rows of a KV page
+constexpr int kActGroup = 32;   // elements of an activation row that share a scale
+
+enum class Format : uint8_t { F32, BF16, Q8, Q4 };
+
+struct Layout {
+  Format format = Format::F32;
+  int group = 0;
+  bool wide = false;
+  bool minimum = false;
+
+  bool quantized() const { return format == Format::Q8 || format == Format::Q4; }
+  size_t scale_bytes() const { return (wide ? 64u : 32u) * (minimum ? 2u : 1u); }
+  size_t group_bytes() const {
+    return scale_bytes() + static_cast<size_t>(group) * kPanel / (format == Format::Q4 ? 2 : 1);
+  }
+  size_t panel_bytes(int cols) const {
+    switch (format) {
+      case Format::F32: return static_cast<size_t>(cols) * 64;
+      case Format::BF16: return static_cast<size_t>((cols + 1) / 2) * 64;
+      default: return static_cast<size_t>(cols / group) * group_bytes();
+    }
+  }
+};
+
+// Rows of int8 activations. Each stretch of 32 elements has a scale; the sums fold a weight code's zero point and a
+// weight group's minimum into the dot product: sum(w - z)(a) = sum(w a) - z sum(a).
+struct QuantRows {
+  const int8_t* codes;      // [rows][code_stride]
+  const float* scale;       // [rows][stride]  one per 32
+  const int32_t* minus8;    // [rows][stride]  -8   * sum(codes), one per 32
+  const int32_t* minus128;  // [rows][stride]  -128 * sum(codes), one per 32
+  const float* sum;         // [rows][stride]  scale * sum(codes), one per 32
+  const int32_t* minus128_half;  // [rows][2 * stride]  as above, one per 16
+  const float* sum_half;         // [rows][2 * stride]
+  size_t code_stride;
+  size_t stride;
+
+  QuantRows from(int row) const {
+    QuantRows r = *this;
+    const size_t i = static_cast<size_t>(row);
+    r.codes += i * code_stride;
+    r.scale += i * stride;
+    r.minus8 += i * stride;
+    r.minus128 += i * stride;
+    r.sum += i * stride;
+    r.minus128_half += i * 2 * stride;
+    r.sum_half += i * 2 * stride;
+    return r;
+  }
+};
+
+}  // namespace tenfold

@@ -1,0 +1,32 @@
+// The table of one ISA level.
+#include "attention.h"
+#include "elementwise.h"
+#include "kernels.h"
+#include "linear.h"
+#include "sample.h"
+
+#define TENFOLD_TEXT(x) #x
+#define TENFOLD_NAME(x) TENFOLD_TEXT(x)
+
+namespace tenfold::TENFOLD_LEVEL {
+
+const Kernels& kernels() {
+  static const Kernels table{
+      TENFOLD_NAME(TENFOLD_LEVEL),
+      linear_quant,
+      linear_float,
+      linear_tile_rows(),
+      quantize,
+      rms_norm,
+      gate,
+      rope,
+      softcap,
+      attention_bf16,
+      attention_f32,
+      sample,
+      gumbel,
+  };
+  return table;
+}
+
+}  // namespace tenfold::TENFOLD_LEVEL

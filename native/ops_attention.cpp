@@ -1,0 +1,162 @@
+// Attention: norm and rotation of q and k, k and v into the pages, then every row over its sequence's pages.
+#include <algorithm>
+#include <cstring>
+
+#include "program.h"
+
+namespace tenfold {
+namespace {
+
+uint16_t to_bf16(float x) {  // nearest even; NaN stays NaN
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 64u);
+  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+}
+
+}  // namespace
+
+class AttentionOp final : public Op {
+ public:
+  AttentionOp(int input, AttentionSpec spec, int output) : input_(input), spec_(spec), output_(output) {}
+
+  // Cuts the step into tiles of query vectors of one KV head. Costs are rows visited; threads take contiguous runs of
+  // tiles of about equal cost.
+  void prepare(Program& p) override {
+    shares_.clear();
+    const Batch& b = p.batch();
+    const int group = spec_.heads / spec_.kv_heads;
+    const int tile_heads = std::min(group, kAttentionTile);
+    const int tile_rows = std::max(1, kAttentionTile / tile_heads);
+    int64_t total = 0;
+    for (int s = 0; s < b.sequences; ++s)
+      for (int row = b.row_offsets[s]; row < b.row_offsets[s + 1]; row += tile_rows) {
+        const int rows = std::min(tile_rows, b.row_offsets[s + 1] - row);
+        for (int kv = 0; kv < spec_.kv_heads; ++kv)
+          for (int h = 0; h < group; h += tile_heads) {
+            const int heads = std::min(tile_heads, group - h);
+            int context = p.cache_row(row + rows - 1) + 1;
+            if (spec_.window > 0) context = std::min(context, spec_.window + rows);
+            const int64_t cost = static_cast<int64_t>(context) * (rows * heads + 1) + 32;
+            shares_.push_back({s, row, rows, kv, kv * group + h, heads, cost});
+            total += cost;
+          }
+      }
+    const int threads = p.team().size();
+    begins_.assign(static_cast<size_t>(threads) + 1, static_cast<int>(shares_.size()));
+    begins_[0] = 0;
+    int64_t sum = 0;
+    int next = 1;
+    for (size_t i = 0; i < shares_.size() && next < threads; ++i) {
+      sum += shares_[i].cost;
+      // A thread ends with the tile in which its part of the cost is passed by half.
+      while (next < threads && (sum - shares_[i].cost / 2) * threads >= total * next)
+        begins_[static_cast<size_t>(next++)] = static_cast<int>(i);
+    }
+  }
+
+  void run(Program& p, int thread) override {
+    const Value& in = p.value(input_);
+    const int slots = spec_.heads + spec_.kv_heads;
+    const Range units = share(p.batch().rows * slots, thread, p.team().size());
+    for (int u = units.begin; u < units.end; ++u) {
+      const int row = u / slots, slot = u % slots;
+      float* values = in.data + static_cast<size_t>(row) * in.stride;
+      if (slot < spec_.heads)
+        turn(p, row, values + slot * spec_.head_dim, spec_.query_norm, spec_.scale, thread);
+      else
+        store(p, row, slot - spec_.heads, values + spec_.heads * spec_.head_dim, thread);
+    }
+    p.team().barrier();
+    for (int i = begins_[static_cast<size_t>(thread)]; i < begins_[static_cast<size_t>(thread) + 1]; ++i)
+      attend(p, shares_[static_cast<size_t>(i)], thread);
+  }
+
+ private:
+  // Norm, rotation and scale of one head, in place.
+  void turn(Program& p, int row, float* x, const NormSpec& norm, float scale, int thread) const {
+    (void)thread;
+    if (norm.weight >= 0)
+      p.kernels().rms_norm(x, p.vector(norm.weight), norm.offset, norm.eps, spec_.head_dim, x);
+    if (spec_.rope >= 0) {
+      const RopeTable& t = p.rope(spec_.rope);
+      const size_t half = t.frequencies.size(), at = static_cast<size_t>(row) * half;
+      p.kernels().rope(x, t.cosine.data() + at, t.sine.data() + at, static_cast<int>(half) * 2, spec_.head_dim, scale, x);
+    } else {
+      for (int d = 0; d < spec_.head_dim; ++d) x[d] *= scale;
+    }
+  }
+
+  template <class E, class Convert>
+  void write(uint8_t* page, size_t key_at, size_t value_at, int line, const float* k, const float* v,
+             Convert convert) const {
+    E* keys = reinterpret_cast<E*>(page + key_at) + line;
+    E* values = reinterpret_cast<E*>(page + value_at) + line * spec_.head_dim;
+    for (int d = 0; d < spec_.head_dim; ++d) {
+      keys[d * kPageRows] = convert(k[d]);
+      values[d] = convert(v[d]);
+    }
+  }
+
+  // `keys` are the row's K values of all heads, followed by its V values.
+  void store(Program& p, int row, int head, float* keys, int thread) const {
+    float* k = keys + head * spec_.head_dim;
+    const float* v = keys + (spec_.kv_heads + head) * spec_.head_dim;
+    turn(p, row, k, spec_.key_norm, 1.0f, thread);
+    KvPages& pages = p.pages();
+    const int at = p.cache_row(row);
+    uint8_t* page = pages.page(p.page_table(p.sequence_of(row))[at / kPageRows]);
+    const size_t key_at = pages.key_offset(spec_.layer, head), value_at = pages.value_offset(spec_.layer, head);
+    if (pages.f32())
+      write<float>(page, key_at, value_at, at % kPageRows, k, v, [](float x) { return x; });
+    else
+      write<uint16_t>(page, key_at, value_at, at % kPageRows, k, v, to_bf16);
+  }
+
+  void attend(Program& p, const AttentionShare& s, int thread) const {
+    const Value& in = p.value(input_);
+    const Value& out = p.value(output_);
+    const float* query[kAttentionTile];
+    float* output[kAttentionTile];
+    int limit[kAttentionTile], first[kAttentionTile];
+    int count = 0;
+    for (int r = s.row; r < s.row + s.rows; ++r)
+      for (int h = s.head; h < s.head + s.heads; ++h, ++count) {
+        query[count] = in.data + static_cast<size_t>(r) * in.stride + h * spec_.head_dim;
+        output[count] = out.data + static_cast<size_t>(r) * out.stride + h * spec_.head_dim;
+        limit[count] = p.cache_row(r) + 1;
+        first[count] = spec_.window > 0 ? std::max(0, limit[count] - spec_.window) : 0;
+      }
+    const KvPages& pages = p.pages();
+    AttentionItem item;
+    item.query = query;
+    item.output = output;
+    item.limit = limit;
+    item.first = first;
+    item.count = count;
+    item.head_dim = spec_.head_dim;
+    item.pages = p.page_table(s.sequence);
+    item.pool = pages.base();
+    item.page_bytes = pages.page_bytes();
+    item.key_offset = pages.key_offset(spec_.layer, s.kv_head);
+    item.value_offset = pages.value_offset(spec_.layer, s.kv_head);
+    item.softcap = spec_.softcap;
+    item.scratch = p.private_normed(thread);
+    if (pages.f32())
+      p.kernels().attention_f32(item);
+    else
+      p.kernels().attention_bf16(item);
+  }
+
+  const int input_;
+  const AttentionSpec spec_;
+  const int output_;
+  std::vector<AttentionShare> shares_;
+  std::vector<int> begins_;
+};
+
+std::unique_ptr<Op> make_attention(int input, AttentionSpec spec, int output) {
+  return std::make_unique<AttentionOp>(input, spec, output);
+}
+
+}  // namespace tenfold

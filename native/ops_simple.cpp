@@ -1,0 +1,125 @@
+// Ops that handle a row at a time: lookup, norm, scale, selection, soft-cap.
+#include <algorithm>
+
+#include "program.h"
+
+namespace tenfold {
+namespace {
+
+class EmbedOp final : public Op {
+ public:
+  EmbedOp(int matrix, float scale, int output) : matrix_(matrix), scale_(scale), output_(output) {}
+  void run(Program& p, int thread) override {
+    const Value& out = p.value(output_);
+    const Range rows = share(p.batch().rows, thread, p.team().size());
+    for (int r = rows.begin; r < rows.end; ++r) {
+      float* to = out.data + static_cast<size_t>(r) * out.stride;
+      static_cast<const Program&>(p).matrix(matrix_).read_row(p.batch().tokens[r], to);
+      if (scale_ != 1.0f)
+        for (int i = 0; i < out.width; ++i) to[i] *= scale_;
+    }
+  }
+
+ private:
+  const int matrix_;
+  const float scale_;
+  const int output_;
+};
+
+class NormOp final : public Op {
+ public:
+  NormOp(int input, NormSpec norm, int residual, int output)
+      : input_(input), norm_(norm), residual_(residual), output_(output) {}
+  void run(Program& p, int thread) override {
+    const Value& in = p.value(input_);
+    const Value& out = p.value(output_);
+    const Range rows = share(p.rows_of(in), thread, p.team().size());
+    for (int r = rows.begin; r < rows.end; ++r) {
+      const size_t i = static_cast<size_t>(r);
+      float* to = out.data + i * out.stride;
+      // Through scratch: the output may be the residual itself.
+      float* normed = p.private_normed(thread);
+      p.kernels().rms_norm(in.data + i * in.stride, p.vector(norm_.weight), norm_.offset, norm_.eps, in.width, normed);
+      if (residual_ >= 0) {
+        const Value& add = p.value(residual_);
+        const float* from = add.data + i * add.stride;
+        for (int c = 0; c < in.width; ++c) to[c] = from[c] + normed[c];
+      } else {
+        std::copy(normed, normed + in.width, to);
+      }
+    }
+  }
+
+ private:
+  const int input_;
+  const NormSpec norm_;
+  const int residual_, output_;
+};
+
+class ScaleOp final : public Op {
+ public:
+  ScaleOp(int input, float factor, int output) : input_(input), factor_(factor), output_(output) {}
+  void run(Program& p, int thread) override {
+    const Value& in = p.value(input_);
+    const Value& out = p.value(output_);
+    const Range rows = share(p.rows_of(in), thread, p.team().size());
+    for (int r = rows.begin; r < rows.end; ++r)
+      for (int c = 0; c < in.width; ++c)
+        out.data[static_cast<size_t>(r) * out.stride + static_cast<size_t>(c)] =
+            in.data[static_cast<size_t>(r) * in.stride + static_cast<size_t>(c)] * factor_;
+  }
+
+ private:
+  const int input_;
+  const float factor_;
+  const int output_;
+};
+
+class SelectOp final : public Op {
+ public:
+  SelectOp(int input, int output) : input_(input), output_(output) {}
+  void run(Program& p, int thread) override {
+    const Value& in = p.value(input_);
+    const Value& out = p.value(output_);
+    const Range rows = share(p.batch().logit_rows, thread, p.team().size());
+    for (int i = rows.begin; i < rows.end; ++i) {
+      const float* from = in.data + static_cast<size_t>(p.batch().selected[i]) * in.stride;
+      std::copy(from, from + in.width, out.data + static_cast<size_t>(i) * out.stride);
+    }
+  }
+
+ private:
+  const int input_, output_;
+};
+
+class SoftcapOp final : public Op {
+ public:
+  SoftcapOp(int value, float cap) : value_(value), cap_(cap) {}
+  void run(Program& p, int thread) override {
+    const Value& v = p.value(value_);
+    const Range rows = share(p.rows_of(v), thread, p.team().size());
+    // Rows are padded to whole vectors.
+    for (int r = rows.begin; r < rows.end; ++r)
+      p.kernels().softcap(v.data + static_cast<size_t>(r) * v.stride, static_cast<int>(v.stride), cap_);
+  }
+
+ private:
+  const int value_;
+  const float cap_;
+};
+
+}  // namespace
+
+std::unique_ptr<Op> make_embed(int matrix, float scale, int output) {
+  return std::make_unique<EmbedOp>(matrix, scale, output);
+}
+std::unique_ptr<Op> make_norm(int input, NormSpec norm, int residual, int output) {
+  return std::make_unique<NormOp>(input, norm, residual, output);
+}
+std::unique_ptr<Op> make_scale(int input, float factor, int output) {
+  return std::make_unique<ScaleOp>(input, factor, output);
+}
+std::unique_ptr<Op> make_select(int input, int output) { return std::make_unique<SelectOp>(input, output); }
+std::unique_ptr<Op> make_softcap(int value, float cap) { return std::make_unique<SoftcapOp>(value, cap); }
+
+}  // namespace tenfold

@@ -1,0 +1,281 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+namespace tenfold {
+namespace {
+
+constexpr size_t kAlign = 64;
+size_t aligned(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+}  // namespace
+
+Program::Program(const ProgramOptions& options, const std::vector<KvShape>& kv)
+    : options_(options), pages_(options.kv_pages, kv, options.kv_f32), team_(options.threads) {}
+
+Program::~Program() = default;
+
+int Program::add_matrix(int rows, int cols, Layout layout) {
+  if (rows <= 0 || cols <= 0) refuse("matrix: rows and cols must be positive");
+  if (layout.quantized()) {
+    const bool q4 = layout.format == Format::Q4;
+    if (!(layout.group == 32 || (layout.group == 16 && !q4))) refuse("matrix: group must be 32, or 16 for q8");
+    if (cols % kActGroup != 0) refuse("matrix: cols must be a multiple of 32 for q8 and q4");
+  }
+  Matrix m{layout, rows, cols, nullptr};
+  m.data = weights_.take(m.bytes());
+  matrices_.push_back(m);
+  widest_ = std::max(widest_, static_cast<size_t>(cols));
+  return static_cast<int>(matrices_.size()) - 1;
+}
+
+Matrix& Program::matrix(int index) {
+  if (index < 0 || index >= static_cast<int>(matrices_.size())) refuse("matrix: no such matrix");
+  return matrices_[static_cast<size_t>(index)];
+}
+
+int Program::add_vector(const float* data, int count) {
+  // Padded, so that kernels may read whole vectors.
+  std::vector<float> v(static_cast<size_t>((count + 15) / 16 * 16), 0.0f);
+  std::copy(data, data + count, v.begin());
+  vectors_.push_back(std::move(v));
+  return static_cast<int>(vectors_.size()) - 1;
+}
+
+int Program::add_value(int width, bool selected) {
+  if (width <= 0) refuse("value: width must be positive");
+  Value v;
+  v.width = width;
+  v.selected = selected;
+  v.stride = static_cast<size_t>((width + 15) / 16 * 16);
+  values_.push_back(v);
+  widest_ = std::max(widest_, v.stride);
+  return static_cast<int>(values_.size()) - 1;
+}
+
+int Program::add_rope(std::vector<double> frequencies, double factor) {
+  RopeTable t;
+  const size_t cells = frequencies.size() * static_cast<size_t>(options_.max_rows);
+  t.frequencies = std::move(frequencies);
+  t.factor = factor;
+  t.cosine.resize(cells);
+  t.sine.resize(cells);
+  ropes_.push_back(std::move(t));
+  return static_cast<int>(ropes_.size()) - 1;
+}
+
+int Program::check_value(int index) const {
+  if (index < 0 || index >= static_cast<int>(values_.size())) refuse("op: no such value");
+  return index;
+}
+
+void Program::add_embed(int m, float scale, int output) {
+  if (matrix(m).cols != value(check_value(output)).width) refuse("embed: width differs from the matrix");
+  ops_.push_back(make_embed(m, scale, output));
+}
+
+void Program::add_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual,
+                         int output) {
+  const Value& in = value(check_value(input));
+  const Value& out = value(check_value(output));
+  int width = 0;
+  for (const LinearPart& p : parts) {
+    if (matrix(p.matrix).cols != in.width) refuse("linear: input width differs from the matrix");
+    width += matrix(p.matrix).rows;
+  }
+  if (gate != Activation::None) {
+    if (parts.size() != 2 || matrix(parts[0].matrix).rows != matrix(parts[1].matrix).rows)
+      refuse("linear: a gate needs two matrices of equal rows");
+    width /= 2;
+  }
+  for (size_t i = 0; i + 1 < parts.size() && gate == Activation::None; ++i)
+    if (matrix(parts[i].matrix).rows % kPanel != 0) refuse("linear: rows of joined matrices must be multiples of 16");
+  if (width != out.width) refuse("linear: output width differs from the matrices");
+  if (norm.weight >= 0 && in.width % 16 != 0) refuse("linear: a norm needs a width that is a multiple of 16");
+  if (residual >= 0 && value(check_value(residual)).width != width) refuse("linear: residual width differs");
+  if (in.selected != out.selected) refuse("linear: input and output must both be selected rows or neither");
+  ops_.push_back(make_linear(input, norm, std::move(parts), gate, residual, output));
+}
+
+void Program::add_attention(int input, AttentionSpec s, int output) {
+  if (s.layer < 0 || s.layer >= pages_.layers()) refuse("attention: no such layer");
+  const KvShape& kv = pages_.shape(s.layer);
+  if (kv.heads != s.kv_heads || kv.head_dim != s.head_dim) refuse("attention: KV shape differs");
+  if (s.head_dim % 16 != 0 || s.head_dim > 512) refuse("attention: head_dim must be a multiple of 16, at most 512");
+  if (s.kv_heads <= 0 || s.heads % s.kv_heads != 0) refuse("attention: heads must be a multiple of KV heads");
+  if (value(check_value(input)).width != (s.heads + 2 * s.kv_heads) * s.head_dim) refuse("attention: input width");
+  if (value(check_value(output)).width != s.heads * s.head_dim) refuse("attention: output width");
+  if (s.rope >= 0 && static_cast<int>(rope(s.rope).frequencies.size()) * 2 > s.head_dim) refuse("attention: rope");
+  ops_.push_back(make_attention(input, s, output));
+}
+
+void Program::add_norm(int input, NormSpec norm, int residual, int output) {
+  if (value(check_value(input)).width % 16 != 0) refuse("norm: width must be a multiple of 16");
+  if (value(input).width != value(check_value(output)).width) refuse("norm: widths differ");
+  ops_.push_back(make_norm(input, norm, residual, output));
+}
+
+void Program::add_scale(int input, float factor, int output) {
+  check_value(input);
+  check_value(output);
+  ops_.push_back(make_scale(input, factor, output));
+}
+
+void Program::add_select(int input, int output) {
+  if (value(check_value(input)).selected || !value(check_value(output)).selected) refuse("select: wrong row kinds");
+  ops_.push_back(make_select(input, output));
+}
+
+void Program::add_softcap(int v, float cap) {
+  check_value(v);
+  ops_.push_back(make_softcap(v, cap));
+}
+
+size_t Program::quant_bytes(int rows) const {
+  const size_t n = static_cast<size_t>(rows), groups = widest_ / kActGroup + 1;
+  return aligned(n * widest_) + 7 * aligned(n * groups * 2 * 4);
+}
+
+QuantRows Program::quant_at(uint8_t* base, int rows) const {
+  const size_t n = static_cast<size_t>(rows), groups = widest_ / kActGroup + 1;
+  const size_t one = aligned(n * groups * 2 * 4);
+  uint8_t* p = base + aligned(n * widest_);
+  QuantRows q;
+  q.codes = reinterpret_cast<const int8_t*>(base);
+  q.scale = reinterpret_cast<const float*>(p);
+  q.minus8 = reinterpret_cast<const int32_t*>(p + one);
+  q.minus128 = reinterpret_cast<const int32_t*>(p + 2 * one);
+  q.sum = reinterpret_cast<const float*>(p + 3 * one);
+  q.minus128_half = reinterpret_cast<const int32_t*>(p + 4 * one);
+  q.sum_half = reinterpret_cast<const float*>(p + 5 * one);
+  q.code_stride = widest_;
+  q.stride = groups;
+  return q;
+}
+
+float* Program::private_normed(int thread) {
+  return reinterpret_cast<float*>(scratch(thread) + quant_bytes(kPrivateRows));
+}
+
+void Program::finish(int logits) {
+  logits_ = check_value(logits);
+  if (!value(logits).selected || value(logits).width != options_.vocab) refuse("finish: the last value is not logits");
+  widest_ = (widest_ + 63) / 64 * 64;
+  size_t total = 0;
+  for (Value& v : values_)
+    total += aligned(v.stride * 4 * static_cast<size_t>(v.selected ? options_.max_logit_rows : options_.max_rows));
+  activations_ = Mapping(total);
+  uint8_t* p = activations_.data();
+  for (Value& v : values_) {
+    v.data = reinterpret_cast<float*>(p);
+    p += aligned(v.stride * 4 * static_cast<size_t>(v.selected ? options_.max_logit_rows : options_.max_rows));
+  }
+  // max_logit_rows never exceeds max_rows, so shared buffers serve selected rows too.
+  shared_ = Mapping(quant_bytes(options_.max_rows));
+  normed_memory_ = Mapping(static_cast<size_t>(options_.max_rows) * widest_ * 4);
+  normed_ = reinterpret_cast<float*>(normed_memory_.data());
+  const size_t mine = quant_bytes(kPrivateRows) + (kPrivateRows + 2) * widest_ * 4 + (size_t{256} << 10);
+  for (int t = 0; t < options_.threads; ++t) {
+    scratch_.emplace_back(mine);
+    sample_scratch_.emplace_back(static_cast<size_t>(options_.vocab) * 12);
+  }
+  row_sequence_.resize(static_cast<size_t>(options_.max_rows));
+  row_cache_.resize(static_cast<size_t>(options_.max_rows));
+}
+
+void Program::validate(const Batch& b) const {
+  if (logits_ < 0) refuse("step: the program is not finished");
+  if (b.rows <= 0 || b.rows > options_.max_rows)
+    refuse("step: " + std::to_string(b.rows) + " rows, the program takes 1 to " + std::to_string(options_.max_rows));
+  if (b.logit_rows > options_.max_logit_rows || b.logit_rows > b.rows)
+    refuse("step: more wanted rows than the program takes (" + std::to_string(options_.max_logit_rows) + ")");
+  if (b.row_offsets[0] != 0 || b.row_offsets[b.sequences] != b.rows) refuse("step: row_offsets do not cover the rows");
+  if (b.page_offsets[0] != 0 || b.page_offsets[b.sequences] != b.page_count)
+    refuse("step: page_offsets do not cover the pages");
+  for (int s = 0; s < b.sequences; ++s) {
+    const int rows = b.row_offsets[s + 1] - b.row_offsets[s];
+    const int pages = b.page_offsets[s + 1] - b.page_offsets[s];
+    if (rows <= 0 || b.row_offsets[s] < 0) refuse("step: a sequence has no rows");
+    if (pages < 0 || b.cached_rows[s] < 0 ||
+        static_cast<int64_t>(b.cached_rows[s]) + rows > static_cast<int64_t>(pages) * kPageRows)
+      refuse("step: a page table is too short for its rows");
+  }
+  for (int i = 0; i < b.page_count; ++i)
+    if (b.pages[i] < 0 || b.pages[i] >= options_.kv_pages) refuse("step: page out of range");
+  for (int r = 0; r < b.rows; ++r)
+    if (b.tokens[r] < 0 || b.tokens[r] >= options_.vocab)
+      refuse("step: token " + std::to_string(b.tokens[r]) + " is not in the vocabulary");
+  for (int i = 0; i < b.logit_rows; ++i)
+    if (b.selected[i] < 0 || b.selected[i] >= b.rows || (i > 0 && b.selected[i] <= b.selected[i - 1]))
+      refuse("step: logit_rows must ascend within the rows");
+  for (const SampleParams& p : b.sampling) {
+    for (int i = 0; i < p.history; ++i)
+      if (p.history_tokens[i] < 0 || p.history_tokens[i] >= options_.vocab) refuse("step: history token out of range");
+    for (int i = 0; i < p.biases; ++i)
+      if (p.bias_tokens[i] < 0 || p.bias_tokens[i] >= options_.vocab) refuse("step: bias token out of range");
+    if (p.logprobs > b.top) refuse("step: logprobs exceed the result's width");
+  }
+}
+
+void Program::prepare(const Batch& b) {
+  for (int s = 0; s < b.sequences; ++s)
+    for (int r = b.row_offsets[s]; r < b.row_offsets[s + 1]; ++r) {
+      row_sequence_[static_cast<size_t>(r)] = s;
+      row_cache_[static_cast<size_t>(r)] = b.cached_rows[s] + r - b.row_offsets[s];
+    }
+  for (const auto& op : ops_) op->prepare(*this);
+}
+
+void Program::step(Batch& b) {
+  validate(b);
+  batch_ = &b;
+  prepare(b);
+  team_.run(thread_main, this);
+  batch_ = nullptr;
+}
+
+void Program::thread_main(void* self, int index) { static_cast<Program*>(self)->run(index); }
+
+void Program::run(int thread) {
+  const Range rows = share(batch_->rows, thread, options_.threads);
+  for (RopeTable& t : ropes_) {
+    const size_t half = t.frequencies.size();
+    for (int r = rows.begin; r < rows.end; ++r)
+      for (size_t i = 0; i < half; ++i) {
+        const double angle = static_cast<double>(batch_->positions[r]) * t.frequencies[i];
+        t.cosine[static_cast<size_t>(r) * half + i] = static_cast<float>(std::cos(angle) * t.factor);
+        t.sine[static_cast<size_t>(r) * half + i] = static_cast<float>(std::sin(angle) * t.factor);
+      }
+  }
+  for (const auto& op : ops_) {
+    op->run(*this, thread);
+    team_.barrier();
+  }
+  draw(thread);
+}
+
+void Program::draw(int thread) {
+  const Batch& b = *batch_;
+  const Value& logits = value(logits_);
+  const size_t vocab = static_cast<size_t>(options_.vocab);
+  uint8_t* memory = sample_scratch_[static_cast<size_t>(thread)].data();
+  const SampleScratch scratch{reinterpret_cast<float*>(memory), reinterpret_cast<int32_t*>(memory + vocab * 8)};
+  const Range mine = share(b.logit_rows, thread, options_.threads);
+  for (int i = mine.begin; i < mine.end; ++i) {
+    const size_t n = static_cast<size_t>(i);
+    float* row = logits.data + n * logits.stride;
+    if (b.logits != nullptr) std::copy(row, row + vocab, b.logits + n * vocab);
+    const size_t top = n * static_cast<size_t>(b.top);
+    const SampleResult r = kernels().sample(row, options_.vocab, b.sampling[n], scratch, b.top_tokens + top,
+                                            b.top_logprobs + top);
+    b.drawn[i] = r.token;
+    b.logprobs[i] = r.logprob;
+  }
+}
+
+}  // namespace tenfold

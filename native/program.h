@@ -1,0 +1,186 @@
+// A compiled graph: packed weights, activations, KV pages, and one call a step. Knows nothing of requests.
+//
+// Built once (add_*), then stepped. Every op is run by all threads of the team, each on its static share; the program puts a
+// barrier after every op. Programs throw std::invalid_argument on misuse; a step validates its batch before it writes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "matrix.h"
+#include "memory.h"
+#include "pages.h"
+#include "team.h"
+
+namespace tenfold {
+
+// One step, as arrays owned by the caller (see backends/base.py for their meaning).
+struct Batch {
+  int rows = 0, sequences = 0, logit_rows = 0;
+  const int32_t* tokens = nullptr;
+  const int32_t* positions = nullptr;
+  const int32_t* row_offsets = nullptr;
+  const int32_t* cached_rows = nullptr;
+  const int32_t* page_offsets = nullptr;
+  const int32_t* pages = nullptr;
+  int page_count = 0;
+  const int32_t* selected = nullptr;
+  std::vector<SampleParams> sampling;  // [logit_rows]
+  int top = 0;                         // width of top_tokens and top_logprobs
+  // Results.
+  int32_t* drawn = nullptr;
+  float* logprobs = nullptr;
+  int32_t* top_tokens = nullptr;
+  float* top_logprobs = nullptr;
+  float* logits = nullptr;  // optional [logit_rows][vocab]
+};
+
+// A stretch of attention work: rows of a sequence times query heads of one KV head.
+struct AttentionShare {
+  int sequence, row, rows, kv_head, head, heads;
+  int64_t cost;
+};
+
+class Op;
+
+// A value between ops: one row of `width` floats per row of the step, or per wanted row once selected.
+struct Value {
+  int width = 0;
+  bool selected = false;
+  size_t stride = 0;
+  float* data = nullptr;
+};
+
+struct RopeTable {
+  std::vector<double> frequencies;  // [rotary / 2]
+  double factor = 1.0;              // attention factor on cosine and sine
+  std::vector<float> cosine, sine;  // [max_rows][rotary / 2], filled each step
+};
+
+struct ProgramOptions {
+  const Kernels* kernels = nullptr;
+  int threads = 1, max_rows = 1, max_logit_rows = 1, vocab = 0, kv_pages = 0;
+  bool kv_f32 = false;
+};
+
+struct LinearPart {
+  int matrix = -1;
+  int bias = -1;
+};
+
+struct NormSpec {
+  int weight = -1;  // -1: no norm
+  float eps = 0, offset = 0;
+};
+
+struct AttentionSpec {
+  int layer, heads, kv_heads, head_dim, window;
+  float scale, softcap;
+  NormSpec query_norm, key_norm;
+  int rope;  // -1: none
+};
+
+class Program {
+ public:
+  explicit Program(const ProgramOptions& options, const std::vector<KvShape>& kv);
+  ~Program();
+
+  int add_matrix(int rows, int cols, Layout layout);
+  Matrix& matrix(int index);
+  int add_vector(const float* data, int count);
+  int add_value(int width, bool selected);
+  int add_rope(std::vector<double> frequencies, double factor);
+
+  void add_embed(int matrix, float scale, int output);
+  // output = parts(norm(input)); with a gate two parts of equal rows: activation(first) * second. Adds `residual` (-1:
+  // none), which may be the output itself.
+  void add_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual, int output);
+  void add_attention(int input, AttentionSpec spec, int output);
+  void add_norm(int input, NormSpec norm, int residual, int output);
+  void add_scale(int input, float factor, int output);
+  void add_select(int input, int output);
+  void add_softcap(int value, float cap);
+  void finish(int logits);
+
+  void step(Batch& batch);
+
+  KvPages& pages() { return pages_; }
+  const ProgramOptions& options() const { return options_; }
+  size_t weight_bytes() const { return weights_.used(); }
+
+  // For ops, within a step.
+  const Kernels& kernels() const { return *options_.kernels; }
+  Team& team() { return team_; }
+  const Batch& batch() const { return *batch_; }
+  int rows_of(const Value& v) const { return v.selected ? batch_->logit_rows : batch_->rows; }
+  const Value& value(int index) const { return values_[static_cast<size_t>(index)]; }
+  const float* vector(int index) const { return vectors_[static_cast<size_t>(index)].data(); }
+  const Matrix& matrix(int index) const { return matrices_[static_cast<size_t>(index)]; }
+  const RopeTable& rope(int index) const { return ropes_[static_cast<size_t>(index)]; }
+  int sequence_of(int row) const { return row_sequence_[static_cast<size_t>(row)]; }
+  // Cache row that a row of the step is written to.
+  int cache_row(int row) const { return row_cache_[static_cast<size_t>(row)]; }
+  const int32_t* page_table(int sequence) const { return batch_->pages + batch_->page_offsets[sequence]; }
+  uint8_t* scratch(int thread) { return scratch_[static_cast<size_t>(thread)].data(); }
+  QuantRows shared_codes() { return quant_at(shared_.data(), options_.max_rows); }
+  QuantRows private_codes(int thread) { return quant_at(scratch(thread), kPrivateRows); }
+  float* shared_normed() const { return normed_; }
+  float* private_normed(int thread);
+  size_t widest() const { return widest_; }
+
+  // Up to this many rows every thread prepares its own copy of a linear's input: cheaper than a barrier.
+  static constexpr int kPrivateRows = 4;
+
+ private:
+  friend class AttentionOp;
+  static void thread_main(void* self, int index);
+  void run(int thread);
+  void validate(const Batch& batch) const;
+  void prepare(const Batch& batch);
+  void draw(int thread);
+  QuantRows quant_at(uint8_t* base, int rows) const;
+  size_t quant_bytes(int rows) const;
+  int check_value(int index) const;
+
+  ProgramOptions options_;
+  KvPages pages_;
+  Arena weights_;
+  std::vector<Matrix> matrices_;
+  std::vector<std::vector<float>> vectors_;
+  std::vector<Value> values_;
+  std::vector<RopeTable> ropes_;
+  std::vector<std::unique_ptr<Op>> ops_;
+  int logits_ = -1;
+  size_t widest_ = 0;
+
+  Mapping activations_, shared_, normed_memory_;
+  float* normed_ = nullptr;
+  std::vector<Mapping> scratch_;
+  std::vector<Mapping> sample_scratch_;
+
+  Batch* batch_ = nullptr;
+  std::vector<int> row_sequence_, row_cache_;
+  Team team_;  // last: its threads use all of the above
+};
+
+class Op {
+ public:
+  virtual ~Op() = default;
+  // Called on every thread of the team; may use the team's barrier if all threads do alike.
+  virtual void run(Program& program, int thread) = 0;
+  // Called once a step before the threads start.
+  virtual void prepare(Program&) {}
+};
+
+std::unique_ptr<Op> make_embed(int matrix, float scale, int output);
+std::unique_ptr<Op> make_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual,
+                                int output);
+std::unique_ptr<Op> make_attention(int input, AttentionSpec spec, int output);
+std::unique_ptr<Op> make_norm(int input, NormSpec norm, int residual, int output);
+std::unique_ptr<Op> make_scale(int input, float factor, int output);
+std::unique_ptr<Op> make_select(int input, int output);
+std::unique_ptr<Op> make_softcap(int value, float cap);
+
+}  // namespace tenfold
