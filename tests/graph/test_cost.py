@@ -11,20 +11,7 @@ from tenfold.graph.graph import Graph
 from tenfold.graph.ops import Attention, Cost, Embed, Linear, StepShape
 from tenfold.models.registry import build_graph
 from tests.helpers.tiny_models import CONFIGS
-
-SMOLLM2 = {
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 100000.0,
-    "tie_word_embeddings": True,
-}
+from tests.models.test_published import SMOLLM2_135M
 
 
 def bytes_of(graph: Graph, bytes_per_weight: float) -> dict[str, float]:
@@ -33,7 +20,7 @@ def bytes_of(graph: Graph, bytes_per_weight: float) -> dict[str, float]:
 
 def test_smollm2_adds_up() -> None:
     """The published 134.5M parameters; two operations per matrix weight; a step reads each matrix once."""
-    graph = build_graph(SMOLLM2)
+    graph = build_graph(SMOLLM2_135M)
     sizes = bytes_of(graph, 1.0)
     assert sum(sizes.values()) == 134_515_008
     matrices = sum(math.prod(spec.shape) for spec in graph.weights.values() if len(spec.shape) == 2)
@@ -45,7 +32,7 @@ def test_smollm2_adds_up() -> None:
 
 def test_kv_traffic() -> None:
     """A row of context costs its K and V in bfloat16, once per sequence however many rows that has."""
-    graph = build_graph(SMOLLM2)
+    graph = build_graph(SMOLLM2_135M)
     sizes = bytes_of(graph, 0.0)
     row = 30 * 3 * 64 * 2 * 2
 

@@ -35,7 +35,9 @@ def rope(scaling: RopeScaling) -> Rope:
         (1000000.0, YARN),
         (1000000.0, {**YARN, "attention_factor": 1.25, "beta_fast": 16.0, "beta_slow": 2.0}),
         (10000.0, {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}),
+        # Ends of the ramp beyond the first and beyond the last pair.
         (10000.0, {**YARN, "original_max_position_embeddings": 8}),
+        (50.0, {**YARN, "beta_fast": 1000.0}),
         (10000.0, {"rope_type": "linear", "factor": 4.0}),
     ],
 )
