@@ -18,6 +18,7 @@ from tenfold.graph.ops import (
     SelectRows,
     WeightSpec,
 )
+from tenfold.graph.rope import rope_frequencies
 
 
 class GraphError(ValueError):
@@ -57,6 +58,10 @@ def output_width(op: AnyOp, widths: Mapping[str, int]) -> int:
         _expect(op, "input width", shapes[0], op.heads * op.head_dim)
         if not 0 < op.rotary_dim <= op.head_dim or op.rotary_dim % 2:
             raise GraphError(f"{describe(op)}: rotary_dim {op.rotary_dim} of head_dim {op.head_dim}")
+        try:
+            rope_frequencies(op)
+        except ValueError as error:
+            raise GraphError(f"{describe(op)}: {error}") from error
     elif isinstance(op, Attention):
         _expect(op, "width of q", shapes[0], op.heads * op.kv.head_dim)
         _expect(op, "width of k", shapes[1], op.kv.heads * op.kv.head_dim)

@@ -34,7 +34,7 @@ def qwen3(config: dict[str, Any]) -> Graph:
 
 
 def _windows(settings: Settings) -> tuple[int, ...]:
-    """Layers that ``layer_types`` names, or those from ``max_window_layers`` on, if ``use_sliding_window``."""
+    """If ``use_sliding_window``: layers that ``layer_types`` names, or all from ``max_window_layers`` on."""
     layers = settings.size("num_hidden_layers")
     uses = settings.flag("use_sliding_window") and settings.get("sliding_window") is not None
     window = settings.size("sliding_window") if uses else 0

@@ -69,7 +69,7 @@ class Settings:
         return value
 
     def layer_windows(self, layers: int, window: int, fallback: tuple[bool, ...]) -> tuple[int, ...]:
-        """Each layer's window (0: none): ``window`` where ``layer_types``, else ``fallback``, says sliding."""
+        """Each layer's window (0: none): ``window`` where ``layer_types`` or else ``fallback`` says so."""
         types = self.get("layer_types")
         sliding = fallback
         if types is not None:
