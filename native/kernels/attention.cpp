@@ -52,15 +52,18 @@ void tile(const AttentionItem& item, int begin) {
 
     for (int part = 0; part < kParts; ++part) {
       VF even[N], odd[N];
+      TENFOLD_UNROLL
       for (int n = 0; n < N; ++n) even[n] = odd[n] = set1(0.0f);
       for (int d = 0; d < dim; d += 2) {
         const VF k0 = T::get(keys + d * 16 + part * kLanes);
         const VF k1 = T::get(keys + (d + 1) * 16 + part * kLanes);
+        TENFOLD_UNROLL
         for (int n = 0; n < N; ++n) {
           even[n] = fma(k0, set1(query[n][d]), even[n]);
           odd[n] = fma(k1, set1(query[n][d + 1]), odd[n]);
         }
       }
+      TENFOLD_UNROLL
       for (int n = 0; n < N; ++n) store(p[n] + part * kLanes, add(even[n], odd[n]));
     }
 
@@ -92,15 +95,19 @@ void tile(const AttentionItem& item, int begin) {
 
     for (int d = 0; d < dim; d += kLanes) {
       VF acc[N];
+      TENFOLD_UNROLL
       for (int n = 0; n < N; ++n) acc[n] = mul(load(sums + n * dim + d), set1(correction[n]));
       for (int j = 0; j < lines; ++j) {
         const VF v = T::get(values + j * dim + d);
+        TENFOLD_UNROLL
         for (int n = 0; n < N; ++n) acc[n] = fma(v, set1(p[n][j]), acc[n]);
       }
+      TENFOLD_UNROLL
       for (int n = 0; n < N; ++n) store(sums + n * dim + d, acc[n]);
     }
   }
 
+  TENFOLD_UNROLL
   for (int n = 0; n < N; ++n) {
     const VF whole = set1(sum_lanes(total[n]));
     float* out = item.output[begin + n];

@@ -7,6 +7,14 @@
 namespace tenfold::TENFOLD_LEVEL {
 namespace {
 
+// How far ahead of its use a weight is fetched. With several rows a group is worth a hundred instructions and more, so
+// that out-of-order execution alone no longer runs ahead of memory.
+constexpr size_t kPrefetchBytes = 4096;
+
+TENFOLD_INLINE void prefetch(const uint8_t* p, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + kPrefetchBytes + i, 0, 3);
+}
+
 TENFOLD_INLINE VF load_scale(const uint8_t* p, int part, bool wide) {
   return wide ? load(reinterpret_cast<const float*>(p) + part * kLanes)
               : load_f16(reinterpret_cast<const uint16_t*>(p) + part * kLanes);
@@ -26,10 +34,12 @@ template <int Quads>
 struct Codes8 {
   VI w[Quads];
   TENFOLD_INLINE void load_codes(const uint8_t* p, int) {
+    TENFOLD_UNROLL
     for (int q = 0; q < Quads; ++q) w[q] = loadi(p + q * 64);
   }
   TENFOLD_INLINE VI dot(const int8_t* a, int32_t correction) const {
     VI acc = set1i(correction);
+    TENFOLD_UNROLL
     for (int q = 0; q < Quads; ++q) acc = _mm512_dpbusd_epi32(acc, w[q], set1i(quad_of(a, q)));
     return acc;
   }
@@ -38,6 +48,7 @@ struct Codes4 {
   VI w[8];
   TENFOLD_INLINE void load_codes(const uint8_t* p, int) {
     const VI low = set1i(0x0F0F0F0F);
+    TENFOLD_UNROLL
     for (int q = 0; q < 4; ++q) {
       const VI both = loadi(p + q * 64);
       w[q] = andi(both, low);
@@ -46,6 +57,7 @@ struct Codes4 {
   }
   TENFOLD_INLINE VI dot(const int8_t* a, int32_t correction) const {
     VI acc = set1i(correction);
+    TENFOLD_UNROLL
     for (int q = 0; q < 8; ++q) acc = _mm512_dpbusd_epi32(acc, w[q], set1i(quad_of(a, q)));
     return acc;
   }
@@ -59,12 +71,14 @@ template <int Quads>
 struct Codes8 {
   VI w[Quads];
   TENFOLD_INLINE void load_codes(const uint8_t* p, int part) {
+    TENFOLD_UNROLL
     for (int q = 0; q < Quads; ++q)
       w[q] = _mm256_xor_si256(loadi(p + q * 64 + part * 32), _mm256_set1_epi8(static_cast<char>(0x80)));
   }
   TENFOLD_INLINE VI dot(const int8_t* a, int32_t) const {
     const VI ones = _mm256_set1_epi16(1);
     VI acc = _mm256_setzero_si256();
+    TENFOLD_UNROLL
     for (int q = 0; q < Quads; ++q) {
       const VI signed_a = _mm256_sign_epi8(set1i(quad_of(a, q)), w[q]);
       acc = addi(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w[q]), signed_a), ones));
@@ -76,6 +90,7 @@ struct Codes4 {
   VI w[8];
   TENFOLD_INLINE void load_codes(const uint8_t* p, int part) {
     const VI low = set1i(0x0F0F0F0F);
+    TENFOLD_UNROLL
     for (int q = 0; q < 4; ++q) {
       const VI both = loadi(p + q * 64 + part * 32);
       w[q] = andi(both, low);
@@ -85,6 +100,7 @@ struct Codes4 {
   // Eight pair sums of at most 2 * 15 * 127 fit 16 bits together.
   TENFOLD_INLINE VI dot(const int8_t* a, int32_t correction) const {
     VI acc = _mm256_maddubs_epi16(w[0], set1i(quad_of(a, 0)));
+    TENFOLD_UNROLL
     for (int q = 1; q < 8; ++q) acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(w[q], set1i(quad_of(a, q))));
     return addi(_mm256_madd_epi16(acc, _mm256_set1_epi16(1)), set1i(correction));
   }
@@ -99,6 +115,7 @@ struct Codes8 {
   TENFOLD_INLINE VI dot(const int8_t* a, int32_t correction) const {
     int32_t acc[kLanes];
     for (int l = 0; l < kLanes; ++l) acc[l] = correction;
+    TENFOLD_UNROLL
     for (int q = 0; q < Quads; ++q)
       for (int l = 0; l < kLanes; ++l)
         for (int k = 0; k < 4; ++k) acc[l] += p[q * 64 + l * 4 + k] * a[q * 4 + k];
@@ -111,6 +128,7 @@ struct Codes4 {
   TENFOLD_INLINE VI dot(const int8_t* a, int32_t correction) const {
     int32_t acc[kLanes];
     for (int l = 0; l < kLanes; ++l) acc[l] = correction;
+    TENFOLD_UNROLL
     for (int q = 0; q < 4; ++q)
       for (int l = 0; l < kLanes; ++l)
         for (int k = 0; k < 4; ++k) {
@@ -143,14 +161,17 @@ void quant_tile(const uint8_t* panel, int groups, const QuantRows& x, float* out
   const size_t stride = Group == 16 ? 2 * x.stride : x.stride;
   for (int part = 0; part < kParts; ++part) {
     VF acc[Rows];
+    TENFOLD_UNROLL
     for (int r = 0; r < Rows; ++r) acc[r] = set1(0.0f);
     const uint8_t* p = panel;
     for (int g = 0; g < groups; ++g, p += group_bytes) {
+      prefetch(p, group_bytes);
       const VF scale = load_scale(p, part, Wide);
       VF minimum;
       if constexpr (Minimum) minimum = load_scale(p + (Wide ? 64 : 32), part, Wide);
       typename CodesOf<F, Group>::type codes;
       codes.load_codes(p + layout.scale_bytes(), part);
+      TENFOLD_UNROLL
       for (int r = 0; r < Rows; ++r) {
         const size_t at = static_cast<size_t>(r);
         // With a minimum the codes have no zero point of their own, but for Q8, whose codes are stored with 128 added.
@@ -161,6 +182,7 @@ void quant_tile(const uint8_t* panel, int groups, const QuantRows& x, float* out
         if constexpr (Minimum) acc[r] = fma(minimum, set1(sums[at * stride + static_cast<size_t>(g)]), acc[r]);
       }
     }
+    TENFOLD_UNROLL
     for (int r = 0; r < Rows; ++r) store(out + r * kPanel + part * kLanes, acc[r]);
   }
 }
@@ -170,8 +192,10 @@ template <bool Half, int Rows>
 void float_tile(const uint8_t* panel, int cols, const float* x, size_t x_stride, float* out) {
   for (int part = 0; part < kParts; ++part) {
     VF even[Rows], odd[Rows];
+    TENFOLD_UNROLL
     for (int r = 0; r < Rows; ++r) even[r] = odd[r] = set1(0.0f);
     for (int k = 0; k + 1 < cols; k += 2) {
+      prefetch(panel + static_cast<size_t>(k) * (Half ? 32 : 64), Half ? 64 : 128);
       VF w0, w1;
       if constexpr (Half) {
         const VI pair = loadi(panel + static_cast<size_t>(k) * 32 + part * kLanes * 4);
@@ -182,6 +206,7 @@ void float_tile(const uint8_t* panel, int cols, const float* x, size_t x_stride,
         w0 = load(p);
         w1 = load(p + 16);
       }
+      TENFOLD_UNROLL
       for (int r = 0; r < Rows; ++r) {
         const float* row = x + static_cast<size_t>(r) * x_stride + k;
         even[r] = fma(w0, set1(row[0]), even[r]);
@@ -195,8 +220,10 @@ void float_tile(const uint8_t* panel, int cols, const float* x, size_t x_stride,
         w0 = as_float(shl<16>(loadi(panel + static_cast<size_t>(k) * 32 + part * kLanes * 4)));
       else
         w0 = load(reinterpret_cast<const float*>(panel) + static_cast<size_t>(k) * 16 + part * kLanes);
+      TENFOLD_UNROLL
       for (int r = 0; r < Rows; ++r) even[r] = fma(w0, set1(x[static_cast<size_t>(r) * x_stride + k]), even[r]);
     }
+    TENFOLD_UNROLL
     for (int r = 0; r < Rows; ++r) store(out + r * kPanel + part * kLanes, add(even[r], odd[r]));
   }
 }

@@ -17,6 +17,8 @@
 namespace tenfold::TENFOLD_LEVEL {
 
 #define TENFOLD_INLINE inline __attribute__((always_inline))
+// For loops over the rows of a tile: unrolled, their sums live in registers.
+#define TENFOLD_UNROLL _Pragma("GCC unroll 16")
 
 #if defined(TENFOLD_AVX512)
 
