@@ -1,8 +1,9 @@
 """Text to token ids and back.
 
-``decode`` and everything that streams text define the text of tokens as the concatenation of their bytes, read as
-UTF-8 with U+FFFD for what is not. So the text of a sequence is the same however it is cut. In particular a leading
-space that a SentencePiece model writes is kept: the text of an answer is what the model generated.
+``decode`` and everything that streams text define the text of tokens as the concatenation of their bytes,
+read as UTF-8 with U+FFFD for what is not. So the text of a sequence is the same however it is cut. In
+particular a leading space that a SentencePiece model writes is kept: the text of an answer is what the model
+generated.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
-        """From a model folder: tokenizer.json, and tokenizer_config.json, generation_config.json and config.json
-        where there are. Raises CheckpointError, naming the file."""
+        """From a model folder: tokenizer.json, and tokenizer_config.json, generation_config.json and
+        config.json where there are. Raises CheckpointError, naming the file."""
         return cls(read_folder_tokenizer(Path(path)))
 
     @classmethod
@@ -39,9 +40,9 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool = True) -> list[int]:
         """Token ids of ``text``.
 
-        ``add_special_tokens``: with the tokens that the model expects around every text (bos); not for a prompt that
-        a chat template has rendered. ``parse_special``: the name of a special token in the text becomes that token;
-        switch it off for text from strangers that should not steer the model.
+        ``add_special_tokens``: with the tokens that the model expects around every text (bos); not for a
+        prompt that a chat template has rendered. ``parse_special``: the name of a special token in the text
+        becomes that token; switch it off for text from strangers that should not steer the model.
         Raises ValueError for a lone surrogate, which no UTF-8 text has.
         """
         try:
@@ -95,5 +96,6 @@ class Tokenizer:
 
     @property
     def named_tokens(self) -> Mapping[str, str]:
-        """The texts of ``bos_token``, ``eos_token``, ``unk_token`` and ``pad_token``, those that there are."""
+        """The texts of ``bos_token``, ``eos_token``, ``unk_token`` and ``pad_token``, those that there
+        are."""
         return self._parts.named_tokens

@@ -7,10 +7,12 @@ from typing import Protocol
 
 
 class Encoder(Protocol):
-    """Text to token ids, without the tokens that a model adds around a text. Safe to call from several threads."""
+    """Text to token ids, without the tokens that a model adds around a text. Safe to call from several
+    threads."""
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        """``parse_special``: the text of a special token, ``<|im_end|>``, becomes that token; else it is plain text."""
+        """``parse_special``: the text of a special token, ``<|im_end|>``, becomes that token; else it is
+        plain text."""
         ...
 
 

@@ -1,4 +1,5 @@
-"""A tokenizer from a model folder as Hugging Face lays it out. tokenizer.json decides; the other files add to it."""
+"""A tokenizer from a model folder as Hugging Face lays it out. tokenizer.json decides; the other files add to
+it."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def read_folder_tokenizer(folder: Path) -> TokenizerParts:
     config = read_json_object(folder / "tokenizer_config.json")
     named = {name: text for name in _NAMES if (text := token_name(config.get(name))) is not None}
 
-    # The same tokenizer, but blind to special tokens in a text. Model, normalizer and rules are shared, not copied.
+    # The same tokenizer, but blind to special tokens in a text. Model, normalizer and rules are shared, not
+    # copied.
     blind = Tokenizer(tokenizer.model)
     if tokenizer.normalizer is not None:
         blind.normalizer = tokenizer.normalizer
@@ -171,7 +173,9 @@ def _end_tokens(folder: Path, eos: int | None, count: int) -> tuple[int, ...]:
         values = value if isinstance(value, list) else [value]
         for token in values:
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                raise CheckpointError(f"{folder / file}: eos_token_id {value!r} is not a token id or a list of them")
+                raise CheckpointError(
+                    f"{folder / file}: eos_token_id {value!r} is not a token id or a list of them"
+                )
         found += values
         break
     return tuple(dict.fromkeys(found))

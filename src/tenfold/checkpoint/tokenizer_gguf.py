@@ -1,11 +1,13 @@
 """A tokenizer from the metadata of a GGUF file.
 
-The meaning of the keys, the pre-tokenizers' rules and the defaults are those of llama.cpp (src/llama-vocab.cpp), so
-that a GGUF file gives the same ids here and there. Known differences, all deliberate:
+The meaning of the keys, the pre-tokenizers' rules and the defaults are those of llama.cpp
+(src/llama-vocab.cpp), so that a GGUF file gives the same ids here and there. Known differences, all
+deliberate:
 
 - The text of a control or byte token (``<0x0A>``) never becomes that token by merging; llama.cpp lets it.
 - A user-defined token named like an end token (Gemma 3's HTML ``</s>``) stays text and ends nothing.
-- Where two special tokens overlap in a text the leftmost wins, as in the tokenizers that models are trained with;
+- Where two special tokens overlap in a text the leftmost wins, as in the tokenizers that models are trained
+with;
   llama.cpp takes the longest of the whole text first.
 """
 
@@ -54,15 +56,16 @@ _SPLITS: dict[str, tuple[str, ...]] = {
     "qwen2": (_QWEN2_SPLIT,),
     "deepseek-r1-qwen": (_QWEN2_SPLIT,),
 }
-"""``tokenizer.ggml.pre`` to the expressions that cut a text into words, each applied to the words of the one before."""
+"""``tokenizer.ggml.pre`` to the expressions that cut a text into words, each applied to the words of the one
+before."""
 
 _WHOLE_WORDS_AND_BOS = {"llama-bpe", "llama-v3", "llama3"}
-"""Pre-tokenizers whose models take a word that is a token as it is, and begin a text with bos unless told otherwise."""
+"""Pre-tokenizers whose models take a word that is a token as it is, and begin a text with bos by default."""
 
-_END_NAMES = frozenset(
-    ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>")
-    + ("<EOT>", "<end_of_utterance>")
-)
+_END_NAMES = {
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"),
+    *("<|end_of_text|>", "</s>", "<EOT>", "<end_of_utterance>"),
+}
 """Control tokens that end an answer in any model that has them: many files name only one of several."""
 
 _T = TypeVar("_T", int, str, bool)
@@ -101,7 +104,7 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
         raise CheckpointError("tokenizer.ggml.tokens is empty")
     types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens)) or [_NORMAL] * len(tokens)
     if unknown := set(types) - {_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE}:
-        raise CheckpointError(f"tokenizer.ggml.token_type has values {sorted(unknown)[:5]}; 1 to 6 are defined")
+        raise CheckpointError(f"tokenizer.ggml.token_type has {sorted(unknown)[:5]}; 1 to 6 are defined")
     ids = {text: token for token, text in enumerate(tokens)}
     if len(ids) != len(tokens):
         first = next(token for token, text in enumerate(tokens) if ids[text] != token)
@@ -155,12 +158,14 @@ def _byte_pairs(
             f"tokenizer.ggml.pre is {pre!r}, a pre-tokenizer that is not supported; {', '.join(_SPLITS)} are"
         )
     merges = _strings(metadata, "tokenizer.ggml.merges")
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    for at, pair in enumerate(pairs):
-        if len(pair) != 2 or not pair[0] or not pair[1]:
+    pairs = []
+    for at, merge in enumerate(merges):
+        left, _, right = merge.partition(" ")
+        if not left or not right or " " in right:
             raise CheckpointError(
-                f"tokenizer.ggml.merges: entry {at} is {merges[at]!r}, not two tokens with a space between them"
+                f"tokenizer.ggml.merges: entry {at} is {merge!r}, not two tokens with a space between"
             )
+        pairs.append((left, right))
     if len(set(pairs)) != len(pairs):
         raise CheckpointError("tokenizer.ggml.merges: a pair is there twice")
 
@@ -179,7 +184,8 @@ def _byte_pairs(
     except Exception as error:  # the library raises nothing more particular
         raise CheckpointError(f"tokenizer.ggml.merges: {error}") from error
     steps = [pre_tokenizers.Split(Regex(split), "isolated") for split in _SPLITS[pre]]
-    words = pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    words = pre_tokenizers.Sequence([*steps, to_bytes])
 
     def tokenizer(parse_special: bool) -> Tokenizer:
         made = Tokenizer(bpe)
@@ -210,8 +216,8 @@ def _sentence_piece(
     has_bytes = all(token >= 0 and types[token] == _BYTE for token in byte_ids)
     if not has_bytes and unknown_id is None:
         raise CheckpointError(
-            "tokenizer.ggml.tokens lacks byte tokens (<0x00> to <0xFF>) and tokenizer.ggml.unknown_token_id is missing:"
-            " some texts would have no tokens"
+            "tokenizer.ggml.tokens lacks byte tokens (<0x00> to <0xFF>) and tokenizer.ggml.unknown_token_id"
+            " is missing: some texts would have no tokens"
         )
     normal = {text: token for text, token in ids.items() if types[token] in (_NORMAL, _UNUSED)}
     return SentencePieceEncoder(
@@ -234,7 +240,7 @@ def _pieces(tokens: list[str], types: list[int], is_llama: bool) -> list[bytes]:
         elif kind == _BYTE:
             byte = byte_fallback_value(text)
             if byte is None:
-                raise CheckpointError(f"tokenizer.ggml.tokens: {token} is a byte token but is called {text!r}")
+                raise CheckpointError(f"tokenizer.ggml.tokens: {token} is a byte token named {text!r}")
             piece = bytes((byte,))
         elif kind != _NORMAL:
             piece = text.encode("utf-8")

@@ -1,8 +1,8 @@
 """SentencePiece's BPE: characters are merged pairwise, the pair whose union has the highest score first.
 
-Algorithm: SentencePiece (Kudo and Richardson 2018), bpe_model; ties go to the leftmost pair, as in llama.cpp. A
-library for merge *lists* cannot say that two pairs rank equally, so it differs from both on runs of equal
-characters; and a list for 262 thousand tokens takes over a second to derive. Here a vocabulary is a dictionary.
+Algorithm: SentencePiece (Kudo and Richardson 2018), bpe_model; of equal scores the leftmost goes first. A
+library for merge *lists* cannot say that two pairs rank equally, so it may differ where pieces repeat; and to
+derive a list for 262 thousand tokens takes over a second. Here a vocabulary is a dictionary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NONE = -1
 
 
 class TokenSplitter:
-    """Cuts a text at the tokens that are matched before any merging: the leftmost first, and there the longest."""
+    """Cuts a text at the tokens that are matched before any merging: the leftmost, and there the longest."""
 
     def __init__(self, ids: Mapping[str, int]) -> None:
         self._ids = ids
@@ -58,10 +58,10 @@ class TokenSplitter:
 class SentencePieceEncoder:
     """An encoder for a vocabulary with scores.
 
-    ``scores`` holds the tokens that merging may produce, ``ids`` the id of each. ``byte_ids`` has 256 ids for the
-    bytes of characters that are in no token, or is None: then such a character is ``unknown_id``.
-    ``special`` and ``user_defined`` tokens are never a result of merging. With ``space_prefix`` a text (and what
-    follows a special token) begins with a space.
+    ``scores`` holds the tokens that merging may produce, ``ids`` the id of each. ``byte_ids`` has 256 ids for
+    the bytes of characters that are in no token, or is None: then such a character is ``unknown_id``.
+    ``special`` and ``user_defined`` tokens are never a result of merging. With ``space_prefix`` a text (and
+    what follows a special token) begins with a space.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class SentencePieceEncoder:
         self._byte_ids = byte_ids
         self._unknown_id = unknown_id
         self._space_prefix = space_prefix
-        # No merge crosses a place whose two characters stand side by side in no token, so a text may be cut before
-        # a space, unless the character before it is followed by a space in some token (Gemma 3: only ">").
+        # No merge crosses a place whose two characters stand side by side in no token, so a text may be cut
+        # before a space, but for characters that a space follows in some token (Gemma 3: only ">").
         crossing = set(re.findall(f"([^{SPACE} ]){SPACE}", " ".join(scores)))
         self._words = re.compile(f"(?<![{SPACE}{''.join(map(re.escape, sorted(crossing)))}])(?={SPACE})")
         self._cache: dict[str, list[int]] = {}
@@ -129,8 +129,8 @@ class SentencePieceEncoder:
         symbols = list(word)
         before = list(range(-1, len(symbols) - 1))
         after = [*range(1, len(symbols)), _NONE]
-        # Entries (-score, left, right, length of both): the heap's order is the merging order. An entry is stale,
-        # and is skipped, when one of its symbols has since been merged away or has grown.
+        # Entries (-score, left, right, length of both): the heap's order is the merging order. An entry is
+        # stale, and is skipped, when one of its symbols has since been merged away or has grown.
         queue: list[tuple[float, int, int, int]] = []
         for left in range(len(symbols) - 1):
             score = scores.get(symbols[left] + symbols[left + 1])
