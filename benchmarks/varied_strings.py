@@ -56,7 +56,7 @@ SPECIAL_TEXTS = (
 
 
 def varied_strings(count: int, seed: int) -> list[str]:
-    """``count`` strings, always the same for a seed: texts, code, scripts, emoji, white space, runs, noise."""
+    """``count`` strings, the same for a seed every time: texts, code, scripts, emoji, white space, noise."""
     rng = random.Random(seed)
 
     def run(alphabet: str, longest: int) -> str:

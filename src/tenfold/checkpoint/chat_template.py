@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tenfold.checkpoint.base import CheckpointError
 from tenfold.checkpoint.tokenizer_folder import read_json_object
 
-_MAX_STEPS = 1_000_000
+_MAX_STEPS = 4_000_000
 _MAX_REPEATED = 1_000_000
 _BUDGET = "_tenfold_budget"
 _RESERVED = {"raise_exception", "strftime_now", "messages", "tools", "add_generation_prompt", _BUDGET}
@@ -134,8 +134,8 @@ class ChatTemplate:
     """A model's chat template, compiled. Safe to use from several threads.
 
     ``source``: the template, or several by name: then ``tool_use`` is for requests with tools and ``default``
-    for all others. ``named_tokens``: ``bos_token``, ``eos_token`` ... for the template. ``now``: the clock that
-    ``strftime_now`` reads. Raises CheckpointError for a template that is no Jinja.
+    for all others. ``named_tokens``: ``bos_token``, ``eos_token`` ... for the template. ``now``: the clock
+    that ``strftime_now`` reads. Raises CheckpointError for a template that is no Jinja.
     """
 
     def __init__(
