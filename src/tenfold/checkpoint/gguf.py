@@ -1,7 +1,7 @@
 """GGUF files: header, metadata and where the tensors are.
 
-Everything that a file says of itself (counts, lengths, types, shapes, offsets) is checked before it is used, so
-that a damaged or hostile file ends in a CheckpointError, with time and memory bounded by the limits below.
+All that a file says of itself (counts, lengths, types, shapes, offsets) is checked before it is used, so that
+a damaged or hostile file ends in a CheckpointError, with time and memory bounded by the limits below.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
 """
 

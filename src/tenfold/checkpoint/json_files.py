@@ -29,9 +29,10 @@ def read_json(path: str) -> dict[str, Any]:
     """The object in a file. Raises CheckpointError, also where the file is missing or unreasonably large."""
     try:
         with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size > MAX_JSON_BYTES:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_JSON_BYTES:
                 raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB")
-            data = file.read(MAX_JSON_BYTES + 1)
+            data = file.read(size)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     return parse_json(data, path)

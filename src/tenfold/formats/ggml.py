@@ -1,8 +1,8 @@
 """GGUF's tensor types, re-laid without loss.
 
 A GGUF row is a sequence of blocks, each with packed codes and its scales. Here the blocks of a row are taken
-apart into a ``Matrix``: the same codes and the same grid, unpacked. K-quants store a block's scales as products
-of two numbers; the product (at most 17 bits) is kept in float32. Block layouts: ggml's ``ggml-common.h``.
+apart into a ``Matrix``: the same codes and the same grid, unpacked. K-quants store scales as products of two
+numbers; the product (at most 17 bits) is kept in float32. Block layouts: ggml's ``ggml-common.h``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def relay(raw: Bytes, kind: GGMLType) -> Matrix:
     if kind.unpack is None:
         return _relay_floats(raw, kind)
     blocks = raw.reshape(rows * (row_bytes // kind.block_bytes), kind.block_bytes)
-    codes, scale, minimum = kind.unpack(blocks)
+    with np.errstate(invalid="ignore"):  # infinity times zero: found below
+        codes, scale, minimum = kind.unpack(blocks)
     for what, values in (("scale", scale), ("minimum", minimum)):
         if values is not None:
             _check_finite(what, values, rows, row_bytes)

@@ -11,6 +11,9 @@ Floats = npt.NDArray[np.float32]
 _CHUNK = 1 << 16
 """Elements rounded at a time: they and the temporaries stay in the cache."""
 
+_LARGEST = 1e18
+"""Squares of values of this size, and sums of them, still fit float32; no weight comes near."""
+
 _SPANS = (14.4, 15.0, 15.6, 16.4)
 """Steps that a group's range is first divided into: 15 is the exact range, more cut its upper end off."""
 
@@ -40,6 +43,8 @@ def quantize(values: npt.NDArray[np.float32], layout: Layout) -> Matrix:
         return Matrix(layout, _bfloat16(values))
     if layout.group not in (16, 32):
         raise ValueError(f"groups have 16 or 32 elements, not {layout.group}")
+    if values.size and np.abs(values).max() > _LARGEST:
+        raise ValueError(f"a value is beyond the range of {layout.format.value}")
     if layout.format is Format.Q8 and layout.has_minimum:
         raise ValueError("rounding to q8 is symmetric: a layout with a minimum is not offered")
     rows, cols = values.shape
@@ -108,7 +113,7 @@ def _half(values: Floats) -> Floats:
 
 
 def _codes(x: Floats, scale: Floats, minimum: Floats, lowest: int, highest: int) -> Floats:
-    used = scale != 0
+    used = np.abs(scale) >= np.finfo(np.float32).tiny
     inverse = np.where(used, np.float32(1) / np.where(used, scale, np.float32(1)), np.float32(0))
     codes = x - minimum
     codes *= inverse
