@@ -1,14 +1,17 @@
 """A tokenizer from the metadata of a GGUF file.
 
-The meaning of the keys, the pre-tokenizers' rules and the defaults are those of llama.cpp
-(src/llama-vocab.cpp), so that a GGUF file gives the same ids here and there. Known differences, all
-deliberate:
+The meaning of the keys, the pre-tokenizers' rules and the defaults are those of llama.cpp (src/llama-vocab.cpp),
+so that a GGUF file gives the same ids here and there. Known differences:
 
 - The text of a control or byte token (``<0x0A>``) never becomes that token by merging; llama.cpp lets it.
-- A user-defined token named like an end token (Gemma 3's HTML ``</s>``) stays text and ends nothing.
-- Where two special tokens overlap in a text the leftmost wins, as in the tokenizers that models are trained
-with;
+- A token's type counts, not its name: Gemma 3's HTML ``</s>`` is text and ends nothing.
+- Where two special tokens overlap in a text the leftmost wins, as in the tokenizers that models are trained with;
   llama.cpp takes the longest of the whole text first.
+- Letters that came with Unicode 16 are letters here; llama.cpp's tables are older.
+
+Where llama.cpp and a model's tokenizer.json differ, this follows llama.cpp: no Unicode normalization (Qwen's is
+NFC), no case folding of the long s in contractions, a byte without a token parts its neighbours, and a literal
+U+2581 in a SentencePiece text joins no white-space token.
 """
 
 from __future__ import annotations
