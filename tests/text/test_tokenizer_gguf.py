@@ -188,6 +188,7 @@ BYTES = list(byte_level_alphabet())
         ({"tokens": [*BYTES, 7]}, "entry 256"),
         ({"tokens": [*BYTES, "a"]}, "'a' is there twice"),
         ({"tokens": [*BYTES, ""]}, "token 256 is empty"),
+        ({"tokens": [*BYTES, "a\ud800"]}, "not UTF-8"),
         ({"token_type": [1] * 256}, "256 entries"),
         ({"token_type": [1] * 256 + [9]}, "token_type"),
         ({"token_type": [1] * 256 + ["x"]}, "token_type"),
