@@ -90,7 +90,8 @@ def test_text_survives(
 def test_special_tokens_in_a_text_are_tokens_only_where_wanted(
     byte_level_tokenizer: Tokenizer, sentence_piece_tokenizer: Tokenizer
 ) -> None:
-    """Text of strangers cannot steer the model with parse_special off; user-defined tokens are text, and stay."""
+    """Text of strangers cannot steer the model with parse_special off; user-defined tokens are text, and
+    stay."""
     for tokenizer, name in ((byte_level_tokenizer, "<|im_end|>"), (sentence_piece_tokenizer, "</s>")):
         text = f"a{name}<tool_call>"
         parsed = tokenizer.encode(text, add_special_tokens=False)
@@ -103,7 +104,8 @@ def test_special_tokens_in_a_text_are_tokens_only_where_wanted(
 
 
 def test_merging_makes_no_control_or_byte_token() -> None:
-    """Pieces of a text that spell a control or a byte token do not become it, though merging could join them."""
+    """Pieces of a text that spell a control or a byte token do not become it, though merging could join
+    them."""
     tokens = ["<unk>", "<s", ">", "<", "s", "<s>", "<0", "x0A>", "<0x0A>", "0", "x", "A", "x0", "A>"]
     metadata = sentence_piece_metadata(
         tokens=tokens,
@@ -119,7 +121,8 @@ def test_merging_makes_no_control_or_byte_token() -> None:
 
 
 def test_bytes_that_a_vocabulary_lacks_keep_their_neighbours_apart() -> None:
-    """A byte without a token is dropped (as in llama.cpp), but what stood around it does not grow together."""
+    """A byte without a token is dropped (as in llama.cpp), but what stood around it does not grow
+    together."""
     metadata = byte_level_metadata("gpt-2", ["a b"])
     metadata["tokenizer.ggml.tokens"][metadata["tokenizer.ggml.tokens"].index("ā")] = "unused"  # byte 1
     tokenizer = Tokenizer.from_gguf_metadata(metadata)
@@ -128,7 +131,8 @@ def test_bytes_that_a_vocabulary_lacks_keep_their_neighbours_apart() -> None:
 
 
 def test_end_tokens_are_found_by_key_and_by_name() -> None:
-    """A file names one end token of several; an answer ends at each. A text token of such a name ends nothing."""
+    """A file names one end token of several; an answer ends at each. A text token of such a name ends
+    nothing."""
     metadata = byte_level_metadata("qwen2", ["a b"], extra=["<|im_end|>", "<|endoftext|>", "<|custom|>"])
     metadata["tokenizer.ggml.eos_token_id"] = 258
     metadata["tokenizer.ggml.eot_token_id"] = 259
@@ -138,7 +142,8 @@ def test_end_tokens_are_found_by_key_and_by_name() -> None:
 
 
 def test_bos_and_eos_surround_a_text_as_the_file_says() -> None:
-    """Each model gets the surroundings it was trained with, and a caller who rendered a template gets none."""
+    """Each model gets the surroundings it was trained with, and a caller who rendered a template gets
+    none."""
     metadata = byte_level_metadata("qwen2", ["a b"])
     assert not Tokenizer.from_gguf_metadata(metadata).adds_bos
     metadata["tokenizer.ggml.pre"] = "llama-bpe"
@@ -183,6 +188,7 @@ BYTES = list(byte_level_alphabet())
         ({"tokens": [*BYTES, 7]}, "entry 256"),
         ({"tokens": [*BYTES, "a"]}, "'a' is there twice"),
         ({"tokens": [*BYTES, ""]}, "token 256 is empty"),
+        ({"tokens": [*BYTES, "a\ud800"]}, "not UTF-8"),
         ({"token_type": [1] * 256}, "256 entries"),
         ({"token_type": [1] * 256 + [9]}, "token_type"),
         ({"token_type": [1] * 256 + ["x"]}, "token_type"),
@@ -200,14 +206,15 @@ BYTES = list(byte_level_alphabet())
     ],
 )
 def test_metadata_that_lies_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
-    """A hostile or broken file is an error that says which key is wrong, never a crash or a wrong tokenizer."""
+    """A hostile or broken file is an error that says which key is wrong, never a crash or a wrong
+    tokenizer."""
     metadata = byte_level_metadata("qwen2", ["a b"])
     for key, value in changes.items():
         if value is None:
             del metadata[f"tokenizer.ggml.{key}"]
         else:
             metadata[f"tokenizer.ggml.{key}"] = value
-    with pytest.raises(CheckpointError, match="tokenizer.ggml") as caught:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml") as caught:
         Tokenizer.from_gguf_metadata(metadata)
     assert named in str(caught.value)
 
@@ -239,7 +246,9 @@ KEYS = ("model", "pre", "tokens", "token_type", "scores", "merges", "bos_token_i
 
 
 @settings(max_examples=150, deadline=None)
-@given(base=st.sampled_from(["gpt2", "llama"]), changes=st.dictionaries(st.sampled_from(KEYS), JUNK, max_size=3))
+@given(
+    base=st.sampled_from(["gpt2", "llama"]), changes=st.dictionaries(st.sampled_from(KEYS), JUNK, max_size=3)
+)
 def test_any_metadata_makes_a_tokenizer_or_a_clear_error(base: str, changes: dict[str, Any]) -> None:
     """Nothing but CheckpointError comes out of arbitrary metadata, and a tokenizer that comes out works."""
     metadata = byte_level_metadata("qwen2", ["a b"]) if base == "gpt2" else sentence_piece_metadata()

@@ -1,21 +1,25 @@
 """A tokenizer from the metadata of a GGUF file.
 
 The meaning of the keys, the pre-tokenizers' rules and the defaults are those of llama.cpp
-(src/llama-vocab.cpp), so that a GGUF file gives the same ids here and there. Known differences, all
-deliberate:
+(src/llama-vocab.cpp), so that a GGUF file gives the same ids here and there. Known differences:
 
 - The text of a control or byte token (``<0x0A>``) never becomes that token by merging; llama.cpp lets it.
-- A user-defined token named like an end token (Gemma 3's HTML ``</s>``) stays text and ends nothing.
+- A token's type counts, not its name: Gemma 3's HTML ``</s>`` is text and ends nothing.
 - Where two special tokens overlap in a text the leftmost wins, as in the tokenizers that models are trained
 with;
   llama.cpp takes the longest of the whole text first.
+- Letters that came with Unicode 16 are letters here; llama.cpp's tables are older.
+
+Where llama.cpp and a model's tokenizer.json differ, this follows llama.cpp: no Unicode normalization (Qwen's
+is NFC), no case folding of the long s in contractions, a byte without a token parts its neighbours, and a
+literal U+2581 in a SentencePiece text joins no white-space token.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
@@ -28,6 +32,7 @@ from tenfold.checkpoint.tokenizer_base import (
     byte_level_alphabet,
     byte_level_piece,
 )
+from tenfold.checkpoint.tokenizer_metadata import numbers, optional, required, strings, token_id
 from tenfold.checkpoint.tokenizer_spm import SentencePieceEncoder
 
 # tokenizer.ggml.token_type
@@ -68,8 +73,6 @@ _END_NAMES = {
 }
 """Control tokens that end an answer in any model that has them: many files name only one of several."""
 
-_T = TypeVar("_T", int, str, bool)
-
 
 class BytePairEncoder:
     """Byte-level BPE by the tokenizers library.
@@ -93,16 +96,16 @@ class BytePairEncoder:
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
     """The tokenizer that ``tokenizer.ggml.*`` describe. Raises CheckpointError, naming the key."""
-    model = _required(metadata, "tokenizer.ggml.model", str)
+    model = required(metadata, "tokenizer.ggml.model", str)
     if model not in ("gpt2", "llama"):
         raise CheckpointError(
             f"tokenizer.ggml.model is {model!r}, which is not supported: gpt2 (byte-level BPE) and llama"
             " (SentencePiece BPE) are"
         )
-    tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    tokens = strings(metadata, "tokenizer.ggml.tokens")
     if not tokens:
         raise CheckpointError("tokenizer.ggml.tokens is empty")
-    types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens)) or [_NORMAL] * len(tokens)
+    types = numbers(metadata, "tokenizer.ggml.token_type", len(tokens)) or [_NORMAL] * len(tokens)
     if unknown := set(types) - {_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE}:
         raise CheckpointError(f"tokenizer.ggml.token_type has {sorted(unknown)[:5]}; 1 to 6 are defined")
     ids = {text: token for token, text in enumerate(tokens)}
@@ -115,9 +118,9 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
         raise CheckpointError(f"tokenizer.ggml.tokens: token {ids['']} is empty")
 
     is_llama = model == "llama"
-    bos = _token_id(metadata, "bos", len(tokens), default=1 if is_llama else None)
-    eos = _token_id(metadata, "eos", len(tokens), default=2 if is_llama else None)
-    unknown_id = _token_id(metadata, "unknown", len(tokens), default=0 if is_llama else None)
+    bos = token_id(metadata, "bos", len(tokens), default=1 if is_llama else None)
+    eos = token_id(metadata, "eos", len(tokens), default=2 if is_llama else None)
+    unknown_id = token_id(metadata, "unknown", len(tokens), default=0 if is_llama else None)
     special = {text: token for token, text in enumerate(tokens) if types[token] in (_CONTROL, _UNKNOWN)}
     user_defined = {text: token for token, text in enumerate(tokens) if types[token] == _USER_DEFINED}
     encoder: Encoder
@@ -127,15 +130,15 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
     else:
         encoder, adds_bos = _byte_pairs(metadata, ids, special, user_defined)
 
-    adds_bos = _optional(metadata, "tokenizer.ggml.add_bos_token", bool, adds_bos)
-    adds_eos = _optional(metadata, "tokenizer.ggml.add_eos_token", bool, False)
+    adds_bos = optional(metadata, "tokenizer.ggml.add_bos_token", bool, adds_bos)
+    adds_eos = optional(metadata, "tokenizer.ggml.add_eos_token", bool, False)
     for flag, token, name in ((adds_bos, bos, "bos"), (adds_eos, eos, "eos")):
         if flag and token is None:
             raise CheckpointError(
                 f"tokenizer.ggml.add_{name}_token is set but tokenizer.ggml.{name}_token_id is missing"
             )
     named = {"bos_token": bos, "eos_token": eos, "unk_token": unknown_id}
-    named["pad_token"] = _token_id(metadata, "padding", len(tokens), default=None)
+    named["pad_token"] = token_id(metadata, "padding", len(tokens), default=None)
     return TokenizerParts(
         encoder=encoder,
         pieces=_pieces(tokens, types, is_llama),
@@ -152,12 +155,12 @@ def _byte_pairs(
     metadata: Mapping[str, Any], ids: dict[str, int], special: dict[str, int], user_defined: dict[str, int]
 ) -> tuple[Encoder, bool]:
     """The encoder, and whether its kind of model begins a text with bos."""
-    pre = _required(metadata, "tokenizer.ggml.pre", str)
+    pre = required(metadata, "tokenizer.ggml.pre", str)
     if pre not in _SPLITS:
         raise CheckpointError(
             f"tokenizer.ggml.pre is {pre!r}, a pre-tokenizer that is not supported; {', '.join(_SPLITS)} are"
         )
-    merges = _strings(metadata, "tokenizer.ggml.merges")
+    merges = strings(metadata, "tokenizer.ggml.merges")
     pairs = []
     for at, merge in enumerate(merges):
         left, _, right = merge.partition(" ")
@@ -207,7 +210,7 @@ def _sentence_piece(
     user_defined: dict[str, int],
     unknown_id: int | None,
 ) -> Encoder:
-    values = _numbers(metadata, "tokenizer.ggml.scores", len(tokens), real=True)
+    values = numbers(metadata, "tokenizer.ggml.scores", len(tokens), real=True)
     if values is None:
         raise CheckpointError("tokenizer.ggml.scores is missing")
     if any(math.isnan(value) for value in values):
@@ -227,7 +230,7 @@ def _sentence_piece(
         user_defined=user_defined,
         byte_ids=byte_ids if has_bytes else None,
         unknown_id=unknown_id,
-        space_prefix=_optional(metadata, "tokenizer.ggml.add_space_prefix", bool, True),
+        space_prefix=optional(metadata, "tokenizer.ggml.add_space_prefix", bool, True),
     )
 
 
@@ -255,59 +258,6 @@ def _pieces(tokens: list[str], types: list[int], is_llama: bool) -> list[bytes]:
 def _end_tokens(
     metadata: Mapping[str, Any], count: int, eos: int | None, special: dict[str, int]
 ) -> tuple[int, ...]:
-    named = [eos, *(_token_id(metadata, kind, count, default=None) for kind in ("eot", "eom"))]
+    named = [eos, *(token_id(metadata, kind, count, default=None) for kind in ("eot", "eom"))]
     known = sorted(token for text, token in special.items() if text in _END_NAMES)
     return tuple(dict.fromkeys(token for token in [*named, *known] if token is not None))
-
-
-def _required(metadata: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
-    if key not in metadata:
-        raise CheckpointError(f"{key} is missing")
-    value = metadata[key]
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise CheckpointError(f"{key} is a {type(value).__name__}, not a {kind.__name__}")
-    return value
-
-
-def _optional(metadata: Mapping[str, Any], key: str, kind: type[_T], default: _T) -> _T:
-    return _required(metadata, key, kind) if key in metadata else default
-
-
-def _token_id(metadata: Mapping[str, Any], name: str, count: int, default: int | None) -> int | None:
-    key = f"tokenizer.ggml.{name}_token_id"
-    if key not in metadata:
-        return default if default is not None and default < count else None
-    token = _required(metadata, key, int)
-    if not 0 <= token < count:
-        raise CheckpointError(f"{key} is {token}, but there are {count} tokens")
-    return token
-
-
-def _array(metadata: Mapping[str, Any], key: str) -> list[Any]:
-    value = metadata[key]
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(value, list | tuple):
-        raise CheckpointError(f"{key} is a {type(value).__name__}, not an array")
-    return list(value)
-
-
-def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
-    if key not in metadata:
-        raise CheckpointError(f"{key} is missing")
-    values = _array(metadata, key)
-    for at, value in enumerate(values):
-        if not isinstance(value, str):
-            raise CheckpointError(f"{key}: entry {at} is a {type(value).__name__}, not a string")
-    return values
-
-
-def _numbers(metadata: Mapping[str, Any], key: str, count: int, real: bool = False) -> list[Any] | None:
-    if key not in metadata:
-        return None
-    values = _array(metadata, key)
-    if len(values) != count:
-        raise CheckpointError(f"{key} has {len(values)} entries, but there are {count} tokens")
-    for at, value in enumerate(values):
-        if isinstance(value, bool) or not isinstance(value, int | float if real else int):
-            raise CheckpointError(f"{key}: entry {at} is a {type(value).__name__}, not a number")
-    return values
