@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,9 @@ from tenfold.backends.sampling import Draws, adjusted, gumbel, kept, log_softmax
 ONES = 0xFFFFFFFF
 
 
-def sampling(n: int = 1, **changes: object) -> SamplingBatch:
+def sampling(n: int = 1, **changes: Any) -> SamplingBatch:
     """``n`` rows at temperature 1 without filters, but for the changes."""
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "temperature": np.ones(n, np.float32),
         "top_k": np.zeros(n, np.int32),
         "top_p": np.ones(n, np.float32),
@@ -41,10 +42,10 @@ def sampling(n: int = 1, **changes: object) -> SamplingBatch:
         assert isinstance(like, np.ndarray)
         is_column = not name.startswith(("history_", "bias_"))
         fields[name] = np.full(n, value, like.dtype) if is_column else np.array(value, like.dtype)
-    return SamplingBatch(**fields)  # type: ignore[arg-type]
+    return SamplingBatch(**fields)
 
 
-def draw(row: npt.ArrayLike, **changes: object) -> Draws:
+def draw(row: npt.ArrayLike, **changes: Any) -> Draws:
     """Draws once from one row."""
     return sample(np.array([row], np.float32), sampling(**changes))
 
@@ -106,13 +107,13 @@ LOGITS = np.array([2.0, 1.0, 0.5, 0.5, 0.0, -0.5, -1.0, -3.0], np.float32)
         ({"top_k": 5, "top_p": 0.8, "min_p": 0.1, "temperature": 1.3}, [0, 1, 2, 3]),
     ],
 )
-def test_draws_follow_the_softmax_of_what_is_left(changes: dict[str, object], ids: list[int]) -> None:
+def test_draws_follow_the_softmax_of_what_is_left(changes: dict[str, Any], ids: list[int]) -> None:
     """Over many positions the draws are a sample of the filtered softmax (chi-square at 99.9 %)."""
     n = 20_000
     tokens = sample(np.tile(LOGITS, (n, 1)), sampling(n, **changes)).tokens
     counts = np.bincount(tokens, minlength=len(LOGITS))
     weights = np.zeros(len(LOGITS))
-    weights[list(ids)] = np.exp(LOGITS[list(ids)].astype(np.float64) / float(changes.get("temperature", 1.0)))  # type: ignore[arg-type]
+    weights[list(ids)] = np.exp(LOGITS[list(ids)].astype(np.float64) / float(changes.get("temperature", 1.0)))
     expected = n * weights / weights.sum()
     assert counts[expected == 0].sum() == 0
     left = expected > 0
@@ -122,7 +123,8 @@ def test_draws_follow_the_softmax_of_what_is_left(changes: dict[str, object], id
 
 
 def test_neighbouring_seeds_and_positions_are_independent() -> None:
-    """Draws at (seed, position) and (seed + 1, position), (seed, position + 1) agree only as often as chance has it."""
+    """Draws at (seed, position) and (seed + 1, position), (seed, position + 1) agree only as often as chance
+    has it."""
     n, vocab = 4000, 16
     flat = np.zeros((n, vocab), np.float32)
     one = sample(flat, sampling(n)).tokens
@@ -167,15 +169,15 @@ def test_filters_keep_what_their_words_say(
                 return  # within rounding of the threshold: either is right
         ids = nucleus
     expected = [i for i in ids if weight[i] >= min_p]
-    changes = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "temperature": temperature}
+    changes: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "temperature": temperature}
     result = kept(row, sampling(**changes), 0).tolist()
     assert result
     assert result == expected
 
 
 def test_bias_and_penalties() -> None:
-    """Bias is added first; repetition divides a positive and multiplies a negative logit of any token seen; presence and
-    frequency count the output only."""
+    """Bias is added first; repetition divides a positive and multiplies a negative logit of any token seen;
+    presence and frequency count the output only."""
     row = np.array([2, -2, 4, 1, 0], np.float32)
     batch = sampling(
         repetition=2.0,
@@ -221,7 +223,8 @@ def test_rows_have_their_own_history_and_bias() -> None:
 
 
 def test_logprobs_are_the_models_own() -> None:
-    """Log-probabilities ignore bias, penalties, temperature and filters; rows that ask for none or fewer are padded."""
+    """Log-probabilities ignore bias, penalties, temperature and filters; rows that ask for none or fewer are
+    padded."""
     logits = np.array([[0, 2, 1, 2], [3, 0, 0, 1], [0, 0, 0, 9]], np.float32)
     batch = sampling(
         3, temperature=0.0, bias_offsets=[0, 1, 1, 1], bias_tokens=[0], bias_values=[50.0], logprobs=-1

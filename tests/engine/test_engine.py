@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import msgspec
 import pytest
 
+from tenfold.backends.base import StepBatch, StepOutput
 from tenfold.engine.engine import Engine
 from tenfold.engine.limits import EngineConfig, RequestError
 from tenfold.kv.pages import IntegrityError
@@ -49,27 +52,28 @@ def test_the_same_prompt_again_gives_the_same_text(length: int) -> None:
 def test_neighbours_and_shared_prefixes_do_not_matter() -> None:
     """Requests that share prefixes of every length, in one batch, each give the text they give alone."""
     requests = [
-        request(f"r{i}", [*LONG[: 5 * i], *LONG[100 : 110 + i]], seed=i, temperature=0.5 + i / 10, max_tokens=30)
+        request(
+            f"r{i}", [*LONG[: 5 * i], *LONG[100 : 110 + i]], seed=i, temperature=0.5 + i / 10, max_tokens=30
+        )
         for i in range(12)
     ]
     engine = Engine(FakeProgram(kv_pages=200))
     outcomes = run(engine, requests)
     for one in requests:
         assert outcomes[one.id].tokens == alone(one).tokens
-    again = run(engine, [Request(**{**_fields(one), "id": one.id + "x"}) for one in requests])
+    again = run(engine, [msgspec.structs.replace(one, id=one.id + "x") for one in requests])
     for one in requests:
         assert again[one.id + "x"].tokens == outcomes[one.id].tokens
     assert engine.load().cached_tokens > 300
 
 
-def _fields(one: Request) -> dict[str, object]:
-    return {name: getattr(one, name) for name in one.__struct_fields__}
-
-
 def test_preempted_requests_resume_token_for_token() -> None:
-    """With too few pages for all, the latest are thrown out and come back: no text changes, no token comes twice, and
-    cached_tokens tells what the first admission found, not what the sequence finds of its own later."""
-    requests = [request(f"r{i}", LONG[i * 20 : i * 20 + 20], max_tokens=60, ignore_eos=True) for i in range(5)]
+    """With too few pages for all, the latest are thrown out and come back: no text changes, no token comes
+    twice, and cached_tokens tells what the first admission found, not what the sequence finds of its own
+    later."""
+    requests = [
+        request(f"r{i}", LONG[i * 20 : i * 20 + 20], max_tokens=60, ignore_eos=True) for i in range(5)
+    ]
     engine = Engine(FakeProgram(kv_pages=12))
     outcomes = run(engine, requests)
     assert engine.load().preemptions >= 2
@@ -80,8 +84,14 @@ def test_preempted_requests_resume_token_for_token() -> None:
 
 
 def test_a_resumed_request_goes_on_as_if_never_interrupted() -> None:
-    """Given its output so far, a request continues with the same tokens: they count for length, penalties, positions."""
-    params = {"max_tokens": 40, "ignore_eos": True, "repetition_penalty": 1.3, "frequency_penalty": 0.4}
+    """Given its output so far, a request continues with the same tokens: they count for length, penalties,
+    positions."""
+    params: dict[str, Any] = {
+        "max_tokens": 40,
+        "ignore_eos": True,
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.4,
+    }
     whole = alone(request("a", LONG[:21], **params)).tokens
     assert len(whole) == 40
     for cut in (1, 11, 12, 39):
@@ -99,7 +109,8 @@ def test_a_resumed_request_that_was_complete_only_ends() -> None:
 
 
 def test_endings() -> None:
-    """max_tokens, end of sequence, stop ids, ignore_eos and the context's end, each with its reason and token."""
+    """max_tokens, end of sequence, stop ids, ignore_eos and the context's end, each with its reason and
+    token."""
     free = alone(request("a", LONG[:9], max_tokens=30, ignore_eos=True))
     assert (len(free.tokens), free.finish) == (30, "length")
     stop = next(token for token in free.tokens[3:] if token != 0)
@@ -117,7 +128,8 @@ def test_endings() -> None:
 
 
 def test_logprobs_come_with_the_tokens_that_asked() -> None:
-    """One TokenLogprob per token with as many alternatives as asked, beside neighbours that ask for more or none."""
+    """One TokenLogprob per token with as many alternatives as asked, beside neighbours that ask for more or
+    none."""
     requests = [
         request("none", LONG[:9]),
         request("zero", LONG[:9], logprobs=0),
@@ -137,19 +149,16 @@ def test_logprobs_come_with_the_tokens_that_asked() -> None:
 
 def test_the_program_gets_the_sampling_parameters_of_each_row() -> None:
     """Every field of SamplingParams arrives at its own rows, with the history counted token by token."""
-    program = FakeProgram()
-    seen = []
-    step = program.step
+    seen: list[dict[str, list[float]]] = []
 
-    def spy(batch):  # type: ignore[no-untyped-def]
-        s = batch.sampling
-        entry = {name: getattr(s, name).tolist() for name in s.__struct_fields__}
-        seen.append(entry)
-        return step(batch)
+    class Recorder(FakeProgram):
+        def step(self, batch: StepBatch) -> StepOutput:
+            s = batch.sampling
+            seen.append({name: getattr(s, name).tolist() for name in s.__struct_fields__})
+            return super().step(batch)
 
-    program.step = spy  # type: ignore[method-assign]
-    engine = Engine(program)
-    params = {
+    engine = Engine(Recorder())
+    params: dict[str, Any] = {
         "temperature": 0.5,
         "top_k": 9,
         "top_p": 0.75,
@@ -161,7 +170,9 @@ def test_the_program_gets_the_sampling_parameters_of_each_row() -> None:
         "seed": -1,
         "logprobs": 2,
     }
-    outcomes = run(engine, [request("plain", [7], max_tokens=3), request("all", [8, 9, 8], max_tokens=3, **params)])
+    outcomes = run(
+        engine, [request("plain", [7], max_tokens=3), request("all", [8, 9, 8], max_tokens=3, **params)]
+    )
     assert seen[0] == {
         "temperature": [1, 0.5],
         "top_k": [0, 9],
@@ -188,8 +199,10 @@ def test_the_program_gets_the_sampling_parameters_of_each_row() -> None:
 
 def test_a_request_without_a_seed_gets_one() -> None:
     """Two requests without a seed draw differently; with the same seed, alike."""
-    texts = [alone(request("a", LONG[:9], seed=seed, temperature=3.0, max_tokens=30, ignore_eos=True)).tokens
-             for seed in (None, None, 5, 5)]
+    texts = [
+        alone(request("a", LONG[:9], seed=seed, temperature=3.0, max_tokens=30, ignore_eos=True)).tokens
+        for seed in (None, None, 5, 5)
+    ]
     assert texts[0] != texts[1]
     assert texts[2] == texts[3]
 
@@ -223,7 +236,8 @@ def test_a_request_without_a_seed_gets_one() -> None:
     ],
 )
 def test_bad_requests_are_refused_by_name(one: Request, message: str) -> None:
-    """A request that cannot be served is refused with a message that names field and value, and leaves no trace."""
+    """A request that cannot be served is refused with a message that names field and value, and leaves no
+    trace."""
     engine = Engine(FakeProgram(max_context=300, kv_pages=10))
     engine.add(request("busy", [1]))
     with pytest.raises(RequestError) as error:
@@ -239,7 +253,8 @@ def test_config_is_checked() -> None:
 
 
 def test_abort_in_every_phase() -> None:
-    """Waiting, mid-prefill, decoding, preempted: an abort ends the request with one chunk, and all pages come back."""
+    """Waiting, mid-prefill, decoding, preempted: an abort ends the request with one chunk, and all pages come
+    back."""
     engine = Engine(FakeProgram(kv_pages=8), EngineConfig(max_batch_tokens=16, max_running=3))
     outcomes = {name: Outcome() for name in ("first", "decoding", "prefill", "waiting")}
 
@@ -276,7 +291,9 @@ def test_abort_in_every_phase() -> None:
     while engine.has_work:
         step()
     assert (outcomes["late"].finish, outcomes["first"].finish) == ("abort", "length")
-    assert outcomes["first"].tokens == alone(request("first", LONG[:4], max_tokens=100, ignore_eos=True)).tokens
+    assert (
+        outcomes["first"].tokens == alone(request("first", LONG[:4], max_tokens=100, ignore_eos=True)).tokens
+    )
     assert engine.load().pages_free == 8
 
 
@@ -292,7 +309,8 @@ def test_an_id_may_be_used_again_after_an_abort() -> None:
 
 
 def test_a_request_that_outgrows_the_memory_ends_with_an_error() -> None:
-    """A request that needs more pages than there are gets all that fit, then an error that says so; others go on."""
+    """A request that needs more pages than there are gets all that fit, then an error that says so; others go
+    on."""
     big = request("big", LONG[:20], max_tokens=400, ignore_eos=True)
     small = request("small", LONG[50:60], max_tokens=12)
     outcomes = run(Engine(FakeProgram(kv_pages=4)), [big, small])
@@ -304,7 +322,8 @@ def test_a_request_that_outgrows_the_memory_ends_with_an_error() -> None:
 
 
 def test_a_failing_step_ends_its_requests_and_no_others() -> None:
-    """Requests of the failed step end with its error and give their pages back; a waiting one is served after it."""
+    """Requests of the failed step end with its error and give their pages back; a waiting one is served after
+    it."""
     program = FakeProgram(kv_pages=32)
     engine = Engine(program, EngineConfig(max_running=2))
     requests = [request(name, LONG[:30], max_tokens=10) for name in ("a", "b", "c")]
@@ -333,7 +352,8 @@ def test_rows_of_a_failed_step_never_enter_the_cache() -> None:
 
 
 def test_a_failing_copy_ends_its_request_only() -> None:
-    """Where cached rows cannot be copied the request that wanted them ends with an error, the others go on."""
+    """Where cached rows cannot be copied the request that wanted them ends with an error, the others go
+    on."""
     program = FakeProgram()
     engine = Engine(program)
     run(engine, [request("a", LONG[:40])])
@@ -345,8 +365,8 @@ def test_a_failing_copy_ends_its_request_only() -> None:
 
 
 def test_nobody_starves() -> None:
-    """A large request that has to wait for pages is served before small ones that came after it, though they would fit,
-    under a load that never ends; and every request is served in the end."""
+    """A large request that has to wait for pages is served before small ones that came after it, though they
+    would fit, under a load that never ends; and every request is served in the end."""
     engine = Engine(FakeProgram(kv_pages=12), EngineConfig(max_batch_tokens=24, max_running=4))
     outcomes: dict[str, Outcome] = {}
     served: list[str] = []
@@ -383,7 +403,8 @@ def test_decodes_go_on_while_a_long_prompt_is_computed() -> None:
 
 
 def test_limits_of_the_program_are_kept() -> None:
-    """The fake refuses a step beyond max_rows or max_logit_rows; with more requests than those, all are served."""
+    """The fake refuses a step beyond max_rows or max_logit_rows; with more requests than those, all are
+    served."""
     program = FakeProgram(max_rows=5, max_logit_rows=3)
     requests = [request(f"r{i}", LONG[i : i + 4]) for i in range(20)]
     outcomes = run(Engine(program), requests)
@@ -433,5 +454,3 @@ def test_the_fake_notices_a_wrong_page() -> None:
     program.write_page(0, program.read_page(1))
     tokens += [token for _ in range(7) for chunk in engine.step() for token in chunk.tokens]
     assert tokens != alone(request("a", LONG[:40], ignore_eos=True)).tokens
-
-

@@ -1,13 +1,15 @@
-"""The engine against anything: random arrivals, shared prefixes, aborts, resumed requests, failing steps, tiny memories.
+"""The engine against anything: random arrivals, shared prefixes, aborts, resumed requests, failing steps,
+tiny memories.
 
-The law: every request's text is the one it has alone on a fresh engine, each request ends in exactly one chunk, the books
-balance after every step, and in the end all pages are free or evictable.
+The law: every request's text is the one it has alone on a fresh engine, each request ends in exactly one
+chunk, the books balance after every step, and in the end all pages are free or evictable.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -77,13 +79,13 @@ class AnyLoad(RuleBasedStateMachine):
         tail=st.lists(st.integers(1, 39), max_size=20),
         params=params,
     )
-    def arrive(self, prefix: list[int], shared: int, tail: list[int], params: dict[str, object]) -> None:
+    def arrive(self, prefix: list[int], shared: int, tail: list[int], params: dict[str, Any]) -> None:
         """A request that shares its first tokens with others."""
         self.add(request(f"r{len(self.requests)}", [*prefix[:shared], *tail] or [1], **params))
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), tail=st.lists(st.integers(1, 39), min_size=1, max_size=5), params=params)
-    def next_turn(self, data: st.DataObject, tail: list[int], params: dict[str, object]) -> None:
+    def next_turn(self, data: st.DataObject, tail: list[int], params: dict[str, Any]) -> None:
         """A request that goes on from another's prompt and output."""
         id = data.draw(st.sampled_from(sorted(self.requests)))
         prompt = [*self.requests[id].prompt, *self.outcomes[id].tokens, *tail]
@@ -160,4 +162,3 @@ TestAnyLoad = AnyLoad.TestCase
 TestAnyLoad.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-TestAnyLoad.pytestmark = [pytest.mark.timeout(120)]

@@ -1,9 +1,9 @@
 """A stand-in for a compiled model, for tests of whatever schedules steps and pages.
 
-It has no weights, but it has memory: every KV row holds a number made of its token, its position and all rows before it
-*as read through the page table of the step*. The logits of a row are made of that number, and the token is drawn from
-them by the reference sampler. So a wrong page, a stale row, a wrong copy, a wrong position, or wrong sampling parameters
-change the text.
+It has no weights, but it has memory: every KV row holds a number made of its token, its position and all rows
+before it *as read through the page table of the step*. The logits of a row are made of that number, and the
+token is drawn from them by the reference sampler. So a wrong page, a stale row, a wrong copy, a wrong
+position, or wrong sampling parameters change the text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def numbers(count: int, salt: int) -> UInt64s:
 
 
 class FakeProgram:
-    """See the head of this file. Checks every batch against the promises of `tenfold.backends.base.StepBatch`."""
+    """See the head of this file. Checks every batch against the promises of
+    `tenfold.backends.base.StepBatch`."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class FakeProgram:
 
     def read_page(self, page: int) -> bytes:
         """The page's bytes."""
-        return self._rows[page].tobytes()
+        return bytes(self._rows[page].tobytes())
 
     def write_page(self, page: int, data: bytes) -> None:
         """Overwrites a page."""
@@ -121,7 +122,15 @@ class FakeProgram:
         rows, sequences, wanted = len(batch.tokens), len(batch.cached_rows), len(batch.logit_rows)
         assert 0 < rows <= self.info.max_rows
         assert wanted <= self.info.max_logit_rows
-        for name in ("tokens", "positions", "row_offsets", "cached_rows", "page_offsets", "pages", "logit_rows"):
+        for name in (
+            "tokens",
+            "positions",
+            "row_offsets",
+            "cached_rows",
+            "page_offsets",
+            "pages",
+            "logit_rows",
+        ):
             array = getattr(batch, name)
             assert array.dtype == np.int32, name
             assert array.flags.c_contiguous, name

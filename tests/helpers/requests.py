@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -31,14 +32,15 @@ class Outcome(msgspec.Struct):
         assert len(self.cached) <= 1, "cached_tokens told twice"
 
 
-def request(id: str, prompt: Iterable[int], *, output: Iterable[int] = (), **params: object) -> Request:
-    """A request with a fixed seed, 8 tokens long where nothing else is said, with token 0 as end of sequence."""
-    given: dict[str, object] = {"seed": 1, "max_tokens": 8, **params}
+def request(id: str, prompt: Iterable[int], *, output: Iterable[int] = (), **params: Any) -> Request:
+    """A request with a fixed seed, 8 tokens long where nothing else is said, with token 0 as end of
+    sequence."""
+    given: dict[str, Any] = {"seed": 1, "max_tokens": 8, **params}
     return Request(
         id=id,
         prompt=tuple(prompt),
         output=tuple(output),
-        params=SamplingParams(**given),  # type: ignore[arg-type]
+        params=SamplingParams(**given),
         eos_token_ids=(0,),
     )
 
@@ -46,8 +48,8 @@ def request(id: str, prompt: Iterable[int], *, output: Iterable[int] = (), **par
 def run(
     engine: Engine, requests: Iterable[Request] = (), outcomes: dict[str, Outcome] | None = None
 ) -> dict[str, Outcome]:
-    """Adds the requests and steps to the end; every request must end, and all pages must be back then. Goes on from
-    ``outcomes``, if given."""
+    """Adds the requests and steps to the end; every request must end, and all pages must be back then. Goes
+    on from ``outcomes``, if given."""
     outcomes = {} if outcomes is None else outcomes
     for one in requests:
         engine.add(one)

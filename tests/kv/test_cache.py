@@ -31,8 +31,8 @@ def served(cache: KVCache, tokens: list[int], namespace: str = "") -> tuple[list
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 48])
 def test_a_full_hit_leaves_one_row_to_compute(length: int) -> None:
-    """The same prompt again: all rows but the last are there, also where the prompt ends on a page's boundary; rows of a
-    page that was never finished are not."""
+    """The same prompt again: all rows but the last are there, also where the prompt ends on a page's
+    boundary; rows of a page that was never finished are not."""
     cache = KVCache(FakeProgram(kv_pages=16))
     assert served(cache, T[:length])[1] == 0
     finished = length // 16 * 16
@@ -86,7 +86,8 @@ def test_generated_tokens_are_found_in_the_next_turn() -> None:
 
 
 def test_duplicate_pages_become_one() -> None:
-    """Two sequences that computed the same tokens side by side end up sharing the first one's pages; nothing leaks."""
+    """Two sequences that computed the same tokens side by side end up sharing the first one's pages; nothing
+    leaks."""
     cache = KVCache(FakeProgram(kv_pages=16))
     one, _ = opened(cache, T[:40])
     two, _ = opened(cache, T[:40])
@@ -104,8 +105,8 @@ def test_duplicate_pages_become_one() -> None:
 
 
 def test_matched_pages_cannot_be_evicted_by_their_own_sequence() -> None:
-    """A prompt that matches old evictable pages and needs new ones: the new ones are taken from others, or the prompt
-    does not fit; never from its own match."""
+    """A prompt that matches old evictable pages and needs new ones: the new ones are taken from others, or
+    the prompt does not fit; never from its own match."""
     cache = KVCache(FakeProgram(kv_pages=5))
     old, _ = served(cache, T[:33])
     served(cache, [900] * 17)
@@ -117,8 +118,8 @@ def test_matched_pages_cannot_be_evicted_by_their_own_sequence() -> None:
 
 
 def test_a_copys_source_cannot_be_evicted_before_the_copy() -> None:
-    """Where the page to copy from is the oldest evictable one it is still there when it is copied; where it is needed
-    itself, nothing is copied and the prompt fits all the same."""
+    """Where the page to copy from is the oldest evictable one it is still there when it is copied; where it
+    is needed itself, nothing is copied and the prompt fits all the same."""
     program = FakeProgram(kv_pages=3)
     cache = KVCache(program)
     pages, _ = served(cache, T[:16])

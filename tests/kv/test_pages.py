@@ -34,7 +34,8 @@ def test_a_page_goes_through_its_states() -> None:
 
 
 def test_free_pages_go_before_cached_ones_and_the_oldest_first() -> None:
-    """Cached pages are kept while there are free ones, then evicted in the order in which they lost their owner."""
+    """Cached pages are kept while there are free ones, then evicted in the order in which they lost their
+    owner."""
     pool = PagePool(3, lambda page: None)
     a, b, _ = take(pool, 3)
     for page in (b, a):
@@ -63,7 +64,8 @@ def test_wrong_moves_are_refused() -> None:
 
 
 def test_check_finds_planted_faults() -> None:
-    """A leaked page, a page counted too often, a page in two places, and a shared unfinished page are each found."""
+    """A leaked page, a page counted too often, a page in two places, and a shared unfinished page are each
+    found."""
 
     def fresh() -> tuple[PagePool, int]:
         pool = PagePool(4, lambda page: None)

@@ -27,11 +27,14 @@ def test_a_page_is_found_only_after_its_parent_and_in_its_namespace() -> None:
     assert index.find("", A) is first
     assert index.find(first, B) is second
     assert index.find("other", A) is other
-    assert index.find("", B) is index.find(second, B) is index.find(other, B) is index.find("third", A) is None
+    assert (
+        index.find("", B) is index.find(second, B) is index.find(other, B) is index.find("third", A) is None
+    )
 
 
 def test_a_planted_hash_collision_is_no_hit() -> None:
-    """Where every page has the same hash, tokens and parent still decide; the second page is just not indexed."""
+    """Where every page has the same hash, tokens and parent still decide; the second page is just not
+    indexed."""
     index = PrefixIndex(hash_page=lambda parent, tokens: 0)
     first = insert(index, "", A, 0)
     assert index.find("", A) is first
@@ -44,7 +47,8 @@ def test_a_planted_hash_collision_is_no_hit() -> None:
 
 
 def test_an_evicted_parent_is_not_mistaken_for_its_successor() -> None:
-    """A page whose parent was dropped and then computed anew does not hit below the new parent by its key alone."""
+    """A page whose parent was dropped and then computed anew does not hit below the new parent by its key
+    alone."""
     index = PrefixIndex()
     first = insert(index, "", A, 0)
     insert(index, first, B, 1)
@@ -55,14 +59,17 @@ def test_an_evicted_parent_is_not_mistaken_for_its_successor() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    pages=st.lists(st.lists(st.integers(0, 2), min_size=16, max_size=16).map(tuple), max_size=30, unique=True),
+    pages=st.lists(
+        st.lists(st.integers(0, 2), min_size=16, max_size=16).map(tuple), max_size=30, unique=True
+    ),
     removed=st.sets(st.integers(0, 29)),
     query=st.lists(st.integers(0, 2), max_size=16).map(tuple),
 )
 def test_nearest_is_the_longest_common_prefix(
     pages: list[tuple[int, ...]], removed: set[int], query: tuple[int, ...]
 ) -> None:
-    """Against a search through all pages: none shares more tokens than the one found; removed ones are not found."""
+    """Against a search through all pages: none shares more tokens than the one found; removed ones are not
+    found."""
     index = PrefixIndex()
     for page, tokens in enumerate(pages):
         insert(index, "", tokens, page)
