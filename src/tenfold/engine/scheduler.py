@@ -72,12 +72,12 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence.pending != 1 or sequence.table is None:
                 continue
-            while not self._cache.extend(sequence.table, sequence.computed + 1):
-                if len(self.running) == 1:
-                    plan.failed.append((sequence, FULL))
-                    break
-                last = self._preempt()
-                if last is sequence:
+            if self._cache.can_never_hold(len(sequence.tokens)):
+                plan.failed.append((sequence, FULL))
+                continue
+            # Ends at the latest when the sequence runs alone: then all pages are for it.
+            while not self._cache.extend(sequence.table, len(sequence.tokens)):
+                if self._preempt() is sequence:
                     break
             else:
                 plan.work.append(Work(sequence, 1))
@@ -86,6 +86,9 @@ class Scheduler:
         yield from [sequence for sequence in self.running if sequence.pending > 1]
         while self.waiting and len(self.running) < self._max_running and self.waiting[0] is not self._blocked:
             sequence = self.waiting[0]
+            if self._cache.can_never_hold(len(sequence.tokens)):
+                plan.failed.append((sequence, FULL))
+                return
             try:
                 opened = self._cache.open(sequence.tokens, reserve=len(self.running))
             except IntegrityError:

@@ -93,6 +93,10 @@ class KVCache:
         self._take(table, missing)
         return table, rows
 
+    def can_never_hold(self, rows: int) -> bool:
+        """Whether ``rows`` rows are more than all pages have."""
+        return pages_for(rows) > self.pool.total
+
     def extend(self, table: PageTable, rows: int) -> bool:
         """Sees to it that the table has room for ``rows`` rows. False, and nothing is changed, if pages run
         out."""
