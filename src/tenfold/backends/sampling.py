@@ -1,15 +1,15 @@
 """How a token is drawn: the definition, in plain numpy. Every backend's own sampler must draw the same.
 
-A draw is the argmax, over the tokens that the filters leave, of ``logit / temperature + Gumbel(seed, position,
-token)``, which is a sample of their softmax (the Gumbel-max trick). The noise is a function of three numbers and of
-nothing else (Philox4x32-10, a counter-based generator: J. K. Salmon et al., "Parallel random numbers: as easy as
-1, 2, 3", SC 2011), so a draw does not depend on what else is in the batch, and whoever knows the seed can make it
-again.
+A draw is the argmax, over the tokens that the filters leave, of ``logit / temperature + Gumbel(seed,
+position, token)``, which is a sample of their softmax (the Gumbel-max trick). The noise is a function of
+three numbers and of nothing else (Philox4x32-10, a counter-based generator: J. K. Salmon et al., "Parallel
+random numbers: as easy as 1, 2, 3", SC 2011), so a draw does not depend on what else is in the batch, and
+whoever knows the seed can make it again.
 
-Arithmetic. Up to and including the division by the temperature everything is float32, each operation rounded on
-its own (no fused multiply-add), so another implementation can be equal to the bit. Logarithms, exponentials and
-sums from there on are float64 here; an implementation in float32 may differ where two scores, or a sum and its
-threshold, are closer than its rounding error.
+Arithmetic. Up to and including the division by the temperature everything is float32, each operation rounded
+on its own (no fused multiply-add), so another implementation can be equal to the bit. Logarithms,
+exponentials and sums from there on are float64 here; an implementation in float32 may differ where two
+scores, or a sum and its threshold, are closer than its rounding error.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def gumbel(seed: int, position: int, tokens: npt.ArrayLike) -> Float64s:
 
     ``position`` is the index in the sequence of the token to be drawn. Key: (seed's low word, its high word).
     Counter: (token // 4, position's low word, its high word, 0). Word ``token % 4`` of the result, x, gives
-    ``u = ((x >> 9) + 0.5) * 2**-23`` and the noise ``-log(-log(u))``. With 23 bits u is exact in float32 and never
-    0 or 1; with 24 bits the half would be rounded away in the upper half, and the largest x would give u = 1: an
-    infinite score, once in a few hundred draws from a large vocabulary.
+    ``u = ((x >> 9) + 0.5) * 2**-23`` and the noise ``-log(-log(u))``. With 23 bits u is exact in float32 and
+    never 0 or 1; with 24 bits the half would be rounded away in the upper half, and the largest x would give
+    u = 1: an infinite score, once in a few hundred draws from a large vocabulary.
     """
     ids = np.asarray(tokens, dtype=np.int64)
     blocks, block_of = np.unique(ids >> 2, return_inverse=True)

@@ -1,0 +1,78 @@
+"""A request under way."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tenfold.backends.base import Floats, Int32s
+from tenfold.engine.history import History
+from tenfold.kv.cache import PageTable
+from tenfold.protocol import FinishReason, Request
+
+
+class Sequence:
+    """The tokens of a request so far, and how far the program has got with them.
+
+    ``computed`` of the ``tokens`` have their KV row in the pages of ``table``; the rest is pending. One
+    pending token is a decode step; more are a prefill. A waiting sequence has no table and nothing computed.
+
+    ``cached_tokens_news`` is how many prompt tokens the cache held when the sequence was admitted first,
+    until that is told; what a preempted sequence finds again is its own and not counted.
+    """
+
+    __slots__ = (
+        "admitted",
+        "bias_tokens",
+        "bias_values",
+        "cached_tokens_news",
+        "computed",
+        "history",
+        "id",
+        "max_length",
+        "params",
+        "prompt_length",
+        "seed",
+        "stop_tokens",
+        "table",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, seed: int, max_context: int) -> None:
+        params = request.params
+        self.id = request.id
+        self.params = params
+        self.seed = seed
+        self.tokens = [*request.prompt, *request.output]
+        self.prompt_length = len(request.prompt)
+        self.max_length = max_context
+        if params.max_tokens is not None:
+            self.max_length = min(max_context, self.prompt_length + params.max_tokens)
+        self.stop_tokens = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self.stop_tokens |= frozenset(request.eos_token_ids)
+        self.computed = 0
+        self.table: PageTable | None = None
+        self.admitted = False
+        self.cached_tokens_news: int | None = None
+        self.history: History | None = None
+        if params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0:
+            self.history = History(request.prompt, request.output)
+        self.bias_tokens: Int32s = np.array(list(params.logit_bias), np.int32)
+        self.bias_values: Floats = np.array(list(params.logit_bias.values()), np.float32)
+
+    @property
+    def pending(self) -> int:
+        """Tokens without a KV row."""
+        return len(self.tokens) - self.computed
+
+    def append(self, token: int) -> None:
+        """One generated token more."""
+        self.tokens.append(token)
+        if self.history is not None:
+            self.history.add(token)
+
+    def finish(self) -> FinishReason | None:
+        """Why the last generated token is the last, if it is. A stop token counts before the length."""
+        if len(self.tokens) > self.prompt_length and self.tokens[-1] in self.stop_tokens:
+            return "stop"
+        return "length" if len(self.tokens) >= self.max_length else None
