@@ -17,12 +17,11 @@ class LinearOp final : public Op {
     const Value& in = p.value(input_);
     const int rows = p.rows_of(in);
     if (rows == 0) return;
-    bool quantized = false, floating = false;
-    for (const LinearPart& part : parts_)
-      (p.matrix(part.matrix).layout.quantized() ? quantized : floating) = true;
+    bool quantized = false;
+    for (const LinearPart& part : parts_) quantized |= p.matrix(part.matrix).layout.quantized();
 
     const bool alone = rows <= Program::kPrivateRows;
-    QuantRows codes = alone ? p.private_codes(thread) : p.shared_codes();
+    const QuantRows codes = alone ? p.private_codes(thread) : p.shared_codes();
     float* normed = alone ? p.private_normed(thread) : p.shared_normed();
     const float* plain = norm_.weight >= 0 ? normed : in.data;
     const size_t plain_stride = norm_.weight >= 0 ? p.widest() : in.stride;
@@ -32,10 +31,9 @@ class LinearOp final : public Op {
       if (norm_.weight >= 0)
         p.kernels().rms_norm(in.data + i * in.stride, p.vector(norm_.weight), norm_.offset, norm_.eps, in.width,
                              normed + i * p.widest());
-      if (quantized) quantize(p.kernels(), plain + i * plain_stride, in.width, codes.from(r));
+      if (quantized) p.kernels().quantize(plain + i * plain_stride, in.width, codes.from(r));
     }
     if (!alone && (quantized || norm_.weight >= 0)) p.team().barrier();
-    (void)floating;
 
     int panels = 0;
     for (size_t i = 0; i < (gate_ == Activation::None ? parts_.size() : 1); ++i)
@@ -47,13 +45,6 @@ class LinearOp final : public Op {
   }
 
  private:
-  static void quantize(const Kernels& k, const float* x, int width, const QuantRows& q) {
-    // The program owns these buffers; QuantRows is const for its readers.
-    k.quantize(x, width, const_cast<int8_t*>(q.codes), const_cast<float*>(q.scale), const_cast<int32_t*>(q.minus8),
-               const_cast<int32_t*>(q.minus128), const_cast<float*>(q.sum), const_cast<int32_t*>(q.minus128_half),
-               const_cast<float*>(q.sum_half));
-  }
-
   // Sums of one panel for `rows` rows, bias included.
   void sums(Program& p, const LinearPart& part, int panel, int row, int rows, const QuantRows& codes,
             const float* plain, size_t stride, float* out) const {

@@ -137,22 +137,28 @@ void Program::add_softcap(int v, float cap) {
 }
 
 size_t Program::quant_bytes(int rows) const {
-  const size_t n = static_cast<size_t>(rows), groups = widest_ / kActGroup + 1;
-  return aligned(n * widest_) + 7 * aligned(n * groups * 2 * 4);
+  const size_t n = static_cast<size_t>(rows), groups = widest_ / kActGroup;
+  return 2 * aligned(n * widest_) + aligned(n * groups) + 4 * aligned(n * groups * 4) + 3 * aligned(n * groups * 8);
 }
 
 QuantRows Program::quant_at(uint8_t* base, int rows) const {
-  const size_t n = static_cast<size_t>(rows), groups = widest_ / kActGroup + 1;
-  const size_t one = aligned(n * groups * 2 * 4);
-  uint8_t* p = base + aligned(n * widest_);
+  const size_t n = static_cast<size_t>(rows), groups = widest_ / kActGroup;
+  const auto take = [&](size_t bytes) {
+    uint8_t* p = base;
+    base += aligned(bytes);
+    return p;
+  };
   QuantRows q;
-  q.codes = reinterpret_cast<const int8_t*>(base);
-  q.scale = reinterpret_cast<const float*>(p);
-  q.minus8 = reinterpret_cast<const int32_t*>(p + one);
-  q.minus128 = reinterpret_cast<const int32_t*>(p + 2 * one);
-  q.sum = reinterpret_cast<const float*>(p + 3 * one);
-  q.minus128_half = reinterpret_cast<const int32_t*>(p + 4 * one);
-  q.sum_half = reinterpret_cast<const float*>(p + 5 * one);
+  q.codes = reinterpret_cast<int8_t*>(take(n * widest_));
+  q.low = reinterpret_cast<int8_t*>(take(n * widest_));
+  q.fine = take(n * groups);
+  q.scale = reinterpret_cast<float*>(take(n * groups * 4));
+  q.sum = reinterpret_cast<float*>(take(n * groups * 4));
+  q.minus8 = reinterpret_cast<int32_t*>(take(n * groups * 4));
+  q.minus128 = reinterpret_cast<int32_t*>(take(n * groups * 4));
+  q.sum_half = reinterpret_cast<float*>(take(n * groups * 8));
+  q.minus128_half = reinterpret_cast<int32_t*>(take(n * groups * 8));
+  q.low_half = reinterpret_cast<int32_t*>(take(n * groups * 8));
   q.code_stride = widest_;
   q.stride = groups;
   return q;

@@ -5,35 +5,65 @@
 
 namespace tenfold::TENFOLD_LEVEL {
 
-// Symmetric, 127 levels a side, one scale per 32 elements (the W4A8 recipe of llama.cpp's Q8 activations).
-void quantize(const float* x, int cols, int8_t* codes, float* scale, int32_t* minus8, int32_t* minus128, float* sum,
-              int32_t* minus128_half, float* sum_half) {
+namespace {
+
+// A stretch is fine if its peak exceeds this many times the row's root mean square. Measured on SmolLM2-135M (greedy
+// agreement with exact activations, and share of fine stretches): never 96 %, 5: 98.3 % at 14 %, 4: 98.6 % at 19 %,
+// 2.5: 99.3 % at 40 %.
+constexpr float kOutlier = 4.0f;
+// Peaks below this count as zero, so that products of scales stay normal numbers.
+constexpr float kSmallest = 1e-20f;
+
+}  // namespace
+
+// Symmetric, 127 levels a side, one scale per 32 elements; where an outlier sets the scale, 256 times as many levels.
+void quantize(const float* x, int cols, const QuantRows& to) {
+  V16 squares = set16(0.0f);
+  for (int i = 0; i < cols; i += 16) {
+    const V16 v = load16(x + i);
+    squares = fma16(v, v, squares);
+  }
+  const float limit = sum_lanes(squares) / static_cast<float>(cols) * (kOutlier * kOutlier);
   for (int g = 0; g < cols / kActGroup; ++g) {
     const float* p = x + g * kActGroup;
-    V16 peak = set16(0.0f);
+    V16 peaks = set16(0.0f);
     for (int h = 0; h < 2; ++h) {
       const V16 v = load16(p + h * 16);
-      peak = max16(peak, max16(v, mul16(v, set16(-1.0f))));
+      peaks = max16(peaks, max16(v, mul16(v, set16(-1.0f))));
     }
-    const float largest = max_lanes(peak);
-    const float s = largest / 127.0f;
-    const VF inverse = set1(largest > 0.0f ? 127.0f / largest : 0.0f);
-    alignas(64) int32_t rounded[kActGroup];
-    for (int i = 0; i < kActGroup; i += kLanes) storei(rounded + i, to_int(mul(load(p + i), inverse)));
-    int32_t half[2] = {0, 0};
-    for (int h = 0; h < 2; ++h)
-      for (int i = 0; i < 16; ++i) {
-        codes[g * kActGroup + h * 16 + i] = static_cast<int8_t>(rounded[h * 16 + i]);
-        half[h] += rounded[h * 16 + i];
+    const float largest = max_lanes(peaks);
+    const float peak = largest > kSmallest ? largest : 0.0f;
+    const float scale = peak / 127.0f;
+    const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
+    const bool fine = peak * peak > limit;
+    alignas(64) int32_t codes[kActGroup], low[kActGroup] = {};
+    for (int i = 0; i < kActGroup; i += kLanes) {
+      const VF scaled = mul(load(p + i), set1(inverse));
+      const VI whole = to_int(scaled);
+      storei(codes + i, whole);
+      if (fine) {
+        const VF rest = mul(sub(scaled, to_float(whole)), set1(256.0f));  // within +-128
+        storei(low + i, to_int(max(min(rest, set1(127.0f)), set1(-127.0f))));
       }
-    const int32_t whole = half[0] + half[1];
-    scale[g] = s;
-    minus8[g] = -8 * whole;
-    minus128[g] = -128 * whole;
-    sum[g] = s * static_cast<float>(whole);
+    }
+    int32_t sums[2] = {0, 0}, lows[2] = {0, 0};
+    for (int i = 0; i < kActGroup; ++i) {
+      to.codes[g * kActGroup + i] = static_cast<int8_t>(codes[i]);
+      sums[i / 16] += codes[i];
+    }
+    for (int i = 0; i < kActGroup; ++i) {
+      to.low[g * kActGroup + i] = static_cast<int8_t>(low[i]);
+      lows[i / 16] += low[i];
+    }
+    to.fine[g] = fine ? 1 : 0;
+    to.scale[g] = scale;
+    to.minus8[g] = -8 * (sums[0] + sums[1]);
+    to.minus128[g] = -128 * (sums[0] + sums[1]);
+    to.sum[g] = scale * (static_cast<float>(sums[0] + sums[1]) + static_cast<float>(lows[0] + lows[1]) * 0x1p-8f);
     for (int h = 0; h < 2; ++h) {
-      minus128_half[2 * g + h] = -128 * half[h];
-      sum_half[2 * g + h] = s * static_cast<float>(half[h]);
+      to.minus128_half[2 * g + h] = -128 * sums[h];
+      to.low_half[2 * g + h] = lows[h];
+      to.sum_half[2 * g + h] = scale * (static_cast<float>(sums[h]) + static_cast<float>(lows[h]) * 0x1p-8f);
     }
   }
 }

@@ -62,8 +62,8 @@ struct Kernels {
   // Most rows of one linear call that still keeps its sums in registers.
   int tile_rows;
 
-  void (*quantize)(const float* x, int cols, int8_t* codes, float* scale, int32_t* minus8, int32_t* minus128,
-                   float* sum, int32_t* minus128_half, float* sum_half);
+  // One row, into row 0 of `to`.
+  void (*quantize)(const float* x, int cols, const QuantRows& to);
   // out = x / sqrt(mean(x^2) + eps) * (weight + offset); may be in place. width is a multiple of 16.
   void (*rms_norm)(const float* x, const float* weight, float offset, float eps, int width, float* out);
   void (*gate)(Activation activation, const float* a, const float* b, int count, float* out);

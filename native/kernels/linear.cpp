@@ -150,6 +150,15 @@ struct CodesOf<Format::Q4, Group> {
   using type = Codes4;
 };
 
+// What the zero point of the weight codes adds to the second plane's dot product.
+template <Format F, int Group, bool Minimum>
+TENFOLD_INLINE int32_t low_correction(const QuantRows& x, size_t row, int g) {
+  if (Minimum && F == Format::Q4) return 0;
+  const int32_t* sums = x.low_half + row * 2 * x.stride;
+  const int32_t sum = Group == 16 ? sums[g] : sums[2 * g] + sums[2 * g + 1];
+  return (F == Format::Q4 ? -8 : -128) * sum;
+}
+
 template <Format F, int Group, bool Wide, bool Minimum, int Rows>
 void quant_tile(const uint8_t* panel, int groups, const QuantRows& x, float* out) {
   constexpr Layout layout{F, Group, Wide, Minimum};
@@ -171,16 +180,33 @@ void quant_tile(const uint8_t* panel, int groups, const QuantRows& x, float* out
       if constexpr (Minimum) minimum = load_scale(p + (Wide ? 64 : 32), part, Wide);
       typename CodesOf<F, Group>::type codes;
       codes.load_codes(p + layout.scale_bytes(), part);
+      const size_t stretch = static_cast<size_t>(g * Group / kActGroup);
+      // One branch for the tile: where no row is fine, a row's second plane adds nothing, and 256 is a power of two, so
+      // either path gives a row the same bits.
+      unsigned fine = 0;
       TENFOLD_UNROLL
-      for (int r = 0; r < Rows; ++r) {
-        const size_t at = static_cast<size_t>(r);
-        // With a minimum the codes have no zero point of their own, but for Q8, whose codes are stored with 128 added.
-        const int32_t correction = Minimum && F == Format::Q4 ? 0 : corrections[at * stride + static_cast<size_t>(g)];
-        const VI d = codes.dot(x.codes + at * x.code_stride + g * Group, correction);
-        const VF s = mul(scale, set1(x.scale[at * x.stride + static_cast<size_t>(g * Group / kActGroup)]));
-        acc[r] = fma(to_float(d), s, acc[r]);
-        if constexpr (Minimum) acc[r] = fma(minimum, set1(sums[at * stride + static_cast<size_t>(g)]), acc[r]);
-      }
+      for (int r = 0; r < Rows; ++r) fine |= x.fine[static_cast<size_t>(r) * x.stride + stretch];
+      const auto rows = [&]<bool Fine>() {
+        const VF unit = Fine ? mul(scale, set1(0x1p-8f)) : scale;
+        TENFOLD_UNROLL
+        for (int r = 0; r < Rows; ++r) {
+          const size_t at = static_cast<size_t>(r);
+          // With a minimum the codes have no zero point of their own, but for Q8, whose codes have 128 added.
+          const bool zero = Minimum && F == Format::Q4;
+          const int32_t correction = zero ? 0 : corrections[at * stride + static_cast<size_t>(g)];
+          VI d = codes.dot(x.codes + at * x.code_stride + g * Group, correction);
+          if constexpr (Fine) {
+            const int32_t low = low_correction<F, Group, Minimum>(x, at, g);
+            d = addi(shl<8>(d), codes.dot(x.low + at * x.code_stride + g * Group, low));
+          }
+          acc[r] = fma(to_float(d), mul(unit, set1(x.scale[at * x.stride + stretch])), acc[r]);
+          if constexpr (Minimum) acc[r] = fma(minimum, set1(sums[at * stride + static_cast<size_t>(g)]), acc[r]);
+        }
+      };
+      if (__builtin_expect(fine == 0, 1))
+        rows.template operator()<false>();
+      else
+        rows.template operator()<true>();
     }
     TENFOLD_UNROLL
     for (int r = 0; r < Rows; ++r) store(out + r * kPanel + part * kLanes, acc[r]);
