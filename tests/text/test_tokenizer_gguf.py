@@ -121,7 +121,7 @@ def test_merging_makes_no_control_or_byte_token() -> None:
 
 
 def test_bytes_that_a_vocabulary_lacks_keep_their_neighbours_apart() -> None:
-    """A byte without a token is dropped (as in llama.cpp), but what stood around it does not grow together."""
+    """A byte without a token is dropped (as in llama.cpp), but its neighbours do not grow together."""
     metadata = byte_level_metadata("gpt-2", ["Ã b"])
     tokens = metadata["tokenizer.ggml.tokens"]
     tokens[tokens.index("©")] = "unused"  # é is the bytes of Ã and © in this alphabet
