@@ -6,7 +6,7 @@
 namespace tenfold {
 namespace {
 
-constexpr int kBlockRows = 64;  // rows whose sums of one panel are kept before the epilogue: 4 KiB
+constexpr int kSumRows = 64;  // rows whose sums of one panel are kept before the epilogue: 4 KiB
 
 class LinearOp final : public Op {
  public:
@@ -21,7 +21,7 @@ class LinearOp final : public Op {
     for (const LinearPart& part : parts_) quantized |= p.matrix(part.matrix).layout.quantized();
 
     const bool alone = rows <= Program::kPrivateRows;
-    const QuantRows codes = alone ? p.private_codes(thread) : p.shared_codes();
+    const QuantRows codes = alone ? p.private_codes(thread, rows) : p.shared_codes();
     float* normed = alone ? p.private_normed(thread) : p.shared_normed();
     const float* plain = norm_.weight >= 0 ? normed : in.data;
     const size_t plain_stride = norm_.weight >= 0 ? p.widest() : in.stride;
@@ -40,8 +40,8 @@ class LinearOp final : public Op {
       panels += p.matrix(parts_[i].matrix).panels();
     const Range share_of = share(panels, thread, p.team().size());
     for (int panel = share_of.begin; panel < share_of.end; ++panel)
-      for (int row = 0; row < rows; row += kBlockRows)
-        block(p, panel, row, std::min(kBlockRows, rows - row), codes, plain, plain_stride);
+      for (int row = 0; row < rows; row += kSumRows)
+        block(p, panel, row, std::min(kSumRows, rows - row), codes, plain, plain_stride);
   }
 
  private:
@@ -61,7 +61,7 @@ class LinearOp final : public Op {
   }
 
   void block(Program& p, int panel, int row, int rows, const QuantRows& codes, const float* plain, size_t stride) const {
-    alignas(64) float a[kBlockRows * kPanel];
+    alignas(64) float a[kSumRows * kPanel];
     const Value& out = p.value(output_);
     size_t index = 0;
     int column = 0;
@@ -72,7 +72,7 @@ class LinearOp final : public Op {
     }
     sums(p, parts_[index], panel, row, rows, codes, plain, stride, a);
     if (gate_ != Activation::None) {
-      alignas(64) float b[kBlockRows * kPanel];
+      alignas(64) float b[kSumRows * kPanel];
       sums(p, parts_[1], panel, row, rows, codes, plain, stride, b);
       p.kernels().gate(gate_, a, b, rows * kPanel, a);
     }

@@ -137,31 +137,14 @@ void Program::add_softcap(int v, float cap) {
 }
 
 size_t Program::quant_bytes(int rows) const {
-  const size_t n = static_cast<size_t>(rows), groups = widest_ / kActGroup;
-  return 2 * aligned(n * widest_) + aligned(n * groups) + 4 * aligned(n * groups * 4) + 3 * aligned(n * groups * 8);
+  return static_cast<size_t>(rows) * (widest_ / kActGroup) * (sizeof(Stretch) + sizeof(FineStretch));
 }
 
-QuantRows Program::quant_at(uint8_t* base, int rows) const {
-  const size_t n = static_cast<size_t>(rows), groups = widest_ / kActGroup;
-  const auto take = [&](size_t bytes) {
-    uint8_t* p = base;
-    base += aligned(bytes);
-    return p;
-  };
-  QuantRows q;
-  q.codes = reinterpret_cast<int8_t*>(take(n * widest_));
-  q.low = reinterpret_cast<int8_t*>(take(n * widest_));
-  q.fine = take(n * groups);
-  q.scale = reinterpret_cast<float*>(take(n * groups * 4));
-  q.sum = reinterpret_cast<float*>(take(n * groups * 4));
-  q.minus8 = reinterpret_cast<int32_t*>(take(n * groups * 4));
-  q.minus128 = reinterpret_cast<int32_t*>(take(n * groups * 4));
-  q.sum_half = reinterpret_cast<float*>(take(n * groups * 8));
-  q.minus128_half = reinterpret_cast<int32_t*>(take(n * groups * 8));
-  q.low_half = reinterpret_cast<int32_t*>(take(n * groups * 8));
-  q.code_stride = widest_;
-  q.stride = groups;
-  return q;
+QuantRows Program::quant_at(uint8_t* base, int rows, int pitch) const {
+  const size_t stretches = widest_ / kActGroup;
+  Stretch* first = reinterpret_cast<Stretch*>(base);
+  FineStretch* second = reinterpret_cast<FineStretch*>(first + static_cast<size_t>(rows) * stretches);
+  return {first, second, static_cast<size_t>(pitch), stretches};
 }
 
 float* Program::private_normed(int thread) {
@@ -182,7 +165,7 @@ void Program::finish(int logits) {
     p += aligned(v.stride * 4 * static_cast<size_t>(v.selected ? options_.max_logit_rows : options_.max_rows));
   }
   // max_logit_rows never exceeds max_rows, so shared buffers serve selected rows too.
-  shared_ = Mapping(quant_bytes(options_.max_rows));
+  shared_ = Mapping(quant_bytes(shared_rows()));
   normed_memory_ = Mapping(static_cast<size_t>(options_.max_rows) * widest_ * 4);
   normed_ = reinterpret_cast<float*>(normed_memory_.data());
   const size_t mine = quant_bytes(kPrivateRows) + (kPrivateRows + 2) * widest_ * 4 + (size_t{256} << 10);

@@ -124,14 +124,17 @@ class Program {
   int cache_row(int row) const { return row_cache_[static_cast<size_t>(row)]; }
   const int32_t* page_table(int sequence) const { return batch_->pages + batch_->page_offsets[sequence]; }
   uint8_t* scratch(int thread) { return scratch_[static_cast<size_t>(thread)].data(); }
-  QuantRows shared_codes() { return quant_at(shared_.data(), options_.max_rows); }
-  QuantRows private_codes(int thread) { return quant_at(scratch(thread), kPrivateRows); }
+  QuantRows shared_codes() { return quant_at(shared_.data(), shared_rows(), kBlockRows); }
+  // `rows` at most kPrivateRows.
+  QuantRows private_codes(int thread, int rows) { return quant_at(scratch(thread), kPrivateRows, rows); }
   float* shared_normed() const { return normed_; }
   float* private_normed(int thread);
   size_t widest() const { return widest_; }
 
   // Up to this many rows every thread prepares its own copy of a linear's input: cheaper than a barrier.
   static constexpr int kPrivateRows = 4;
+  // Shared quantized rows lie in blocks of this many; no kernel's tile is larger or crosses a block.
+  static constexpr int kBlockRows = 16;
 
  private:
   friend class AttentionOp;
@@ -140,7 +143,8 @@ class Program {
   void validate(const Batch& batch) const;
   void prepare(const Batch& batch);
   void draw(int thread);
-  QuantRows quant_at(uint8_t* base, int rows) const;
+  QuantRows quant_at(uint8_t* base, int rows, int pitch) const;
+  int shared_rows() const { return (options_.max_rows + kBlockRows - 1) / kBlockRows * kBlockRows; }
   size_t quant_bytes(int rows) const;
   int check_value(int index) const;
 

@@ -46,24 +46,27 @@ void quantize(const float* x, int cols, const QuantRows& to) {
         storei(low + i, to_int(max(min(rest, set1(127.0f)), set1(-127.0f))));
       }
     }
+    Stretch& a = to.stretch[static_cast<size_t>(g) * to.pitch];
+    FineStretch& f = to.fine[static_cast<size_t>(g) * to.pitch];
     int32_t sums[2] = {0, 0}, lows[2] = {0, 0};
     for (int i = 0; i < kActGroup; ++i) {
-      to.codes[g * kActGroup + i] = static_cast<int8_t>(codes[i]);
+      a.codes[i] = static_cast<int8_t>(codes[i]);
+      f.low[i] = static_cast<int8_t>(low[i]);
       sums[i / 16] += codes[i];
-    }
-    for (int i = 0; i < kActGroup; ++i) {
-      to.low[g * kActGroup + i] = static_cast<int8_t>(low[i]);
       lows[i / 16] += low[i];
     }
-    to.fine[g] = fine ? 1 : 0;
-    to.scale[g] = scale;
-    to.minus8[g] = -8 * (sums[0] + sums[1]);
-    to.minus128[g] = -128 * (sums[0] + sums[1]);
-    to.sum[g] = scale * (static_cast<float>(sums[0] + sums[1]) + static_cast<float>(lows[0] + lows[1]) * 0x1p-8f);
+    const int32_t sum = sums[0] + sums[1], low_sum = lows[0] + lows[1];
+    a.fine = fine ? 1 : 0;
+    a.scale = scale;
+    a.sum = scale * (static_cast<float>(sum) + static_cast<float>(low_sum) * 0x1p-8f);
+    a.minus8 = -8 * sum;
+    a.minus128 = -128 * sum;
+    f.minus8 = -8 * low_sum;
+    f.minus128 = -128 * low_sum;
     for (int h = 0; h < 2; ++h) {
-      to.minus128_half[2 * g + h] = -128 * sums[h];
-      to.low_half[2 * g + h] = lows[h];
-      to.sum_half[2 * g + h] = scale * (static_cast<float>(sums[h]) + static_cast<float>(lows[h]) * 0x1p-8f);
+      a.minus128_half[h] = -128 * sums[h];
+      f.minus128_half[h] = -128 * lows[h];
+      f.sum_half[h] = scale * (static_cast<float>(sums[h]) + static_cast<float>(lows[h]) * 0x1p-8f);
     }
   }
 }

@@ -42,40 +42,39 @@ struct Layout {
   }
 };
 
-// Rows of int8 activations. Each stretch of 32 elements has a scale; the sums fold a weight code's zero point and a
-// weight group's minimum into the dot product: sum(w - z)(a) = sum(w a) - z sum(a).
-//
+// A stretch of 32 activations of a row as int8 codes. The sums fold a weight code's zero point and a weight group's
+// minimum into the dot product: sum(w - z)(a) = sum(w a) - z sum(a).
+struct alignas(64) Stretch {
+  int8_t codes[kActGroup];
+  float scale;
+  float sum;                 // of the values that the codes stand for
+  int32_t minus8;            // -8   * sum(codes)
+  int32_t minus128;          // -128 * sum(codes)
+  int32_t minus128_half[2];  // the same for each half
+  uint32_t fine;
+};
+
 // A stretch with an outlier would leave its other elements few levels. Such a stretch is `fine`: it has a second plane
 // of codes that are worth 1/256 of the first, x = scale * (codes + low / 256). About one stretch in six is, and
 // the error of a layer falls to a third; see quantize() in elementwise.cpp.
+struct alignas(64) FineStretch {
+  int8_t low[kActGroup];  // 0 where not fine
+  int32_t minus8, minus128, minus128_half[2];
+  float sum_half[2];  // of both planes, set for every stretch
+};
+
+// Quantized rows, in blocks of `pitch` rows: [block][stretch][row of block]. A kernel's tile lies within a block, so
+// that it finds the next row at a fixed distance and the next stretch after one step of a pointer.
 struct QuantRows {
-  int8_t* codes;           // [rows][code_stride]
-  int8_t* low;             // [rows][code_stride]  second plane, 0 where not fine
-  uint8_t* fine;           // [rows][stride]  one per 32
-  float* scale;            // [rows][stride]  one per 32
-  float* sum;              // [rows][stride]  sum of the values that the codes stand for, one per 32
-  int32_t* minus8;         // [rows][stride]  -8   * sum(codes), one per 32
-  int32_t* minus128;       // [rows][stride]  -128 * sum(codes), one per 32
-  float* sum_half;         // [rows][2 * stride]  the same three, one per 16
-  int32_t* minus128_half;  // [rows][2 * stride]
-  int32_t* low_half;       // [rows][2 * stride]  sum(low), one per 16
-  size_t code_stride;
-  size_t stride;
+  Stretch* stretch;
+  FineStretch* fine;
+  size_t pitch;
+  size_t stretches;
 
   QuantRows from(int row) const {
-    QuantRows r = *this;
     const size_t i = static_cast<size_t>(row);
-    r.codes += i * code_stride;
-    r.low += i * code_stride;
-    r.fine += i * stride;
-    r.scale += i * stride;
-    r.sum += i * stride;
-    r.minus8 += i * stride;
-    r.minus128 += i * stride;
-    r.sum_half += i * 2 * stride;
-    r.minus128_half += i * 2 * stride;
-    r.low_half += i * 2 * stride;
-    return r;
+    const size_t at = i / pitch * pitch * stretches + i % pitch;
+    return {stretch + at, fine + at, pitch, stretches};
   }
 };
 

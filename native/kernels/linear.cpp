@@ -150,63 +150,49 @@ struct CodesOf<Format::Q4, Group> {
   using type = Codes4;
 };
 
-// What the zero point of the weight codes adds to the second plane's dot product.
-template <Format F, int Group, bool Minimum>
-TENFOLD_INLINE int32_t low_correction(const QuantRows& x, size_t row, int g) {
-  if (Minimum && F == Format::Q4) return 0;
-  const int32_t* sums = x.low_half + row * 2 * x.stride;
-  const int32_t sum = Group == 16 ? sums[g] : sums[2 * g] + sums[2 * g + 1];
-  return (F == Format::Q4 ? -8 : -128) * sum;
+// -zero * sum of a stretch's codes (its half `h` for groups of 16), of either plane. With a minimum, 4-bit codes have no
+// zero point; 8-bit codes always have 128 added.
+template <Format F, int Group, bool Minimum, class S>
+TENFOLD_INLINE int32_t correction(const S& s, int h) {
+  if constexpr (F == Format::Q4) return Minimum ? 0 : s.minus8;
+  return Group == 16 ? s.minus128_half[h] : s.minus128;
 }
 
 template <Format F, int Group, bool Wide, bool Minimum, int Rows>
 void quant_tile(const uint8_t* panel, int groups, const QuantRows& x, float* out) {
   constexpr Layout layout{F, Group, Wide, Minimum};
+  constexpr int kHalves = kActGroup / Group;
   const size_t group_bytes = layout.group_bytes();
-  const int32_t* corrections = Group == 16            ? x.minus128_half
-                               : F == Format::Q4      ? x.minus8
-                                                      : x.minus128;
-  const float* sums = Group == 16 ? x.sum_half : x.sum;
-  const size_t stride = Group == 16 ? 2 * x.stride : x.stride;
   for (int part = 0; part < kParts; ++part) {
     VF acc[Rows];
     TENFOLD_UNROLL
     for (int r = 0; r < Rows; ++r) acc[r] = set1(0.0f);
     const uint8_t* p = panel;
+    const Stretch* a = x.stretch;
+    const FineStretch* f = x.fine;
     for (int g = 0; g < groups; ++g, p += group_bytes) {
+      const int h = g % kHalves;
       prefetch(p, group_bytes);
       const VF scale = load_scale(p, part, Wide);
       VF minimum;
       if constexpr (Minimum) minimum = load_scale(p + (Wide ? 64 : 32), part, Wide);
       typename CodesOf<F, Group>::type codes;
       codes.load_codes(p + layout.scale_bytes(), part);
-      const size_t stretch = static_cast<size_t>(g * Group / kActGroup);
-      // One branch for the tile: where no row is fine, a row's second plane adds nothing, and 256 is a power of two, so
-      // either path gives a row the same bits.
-      unsigned fine = 0;
       TENFOLD_UNROLL
-      for (int r = 0; r < Rows; ++r) fine |= x.fine[static_cast<size_t>(r) * x.stride + stretch];
-      const auto rows = [&]<bool Fine>() {
-        const VF unit = Fine ? mul(scale, set1(0x1p-8f)) : scale;
-        TENFOLD_UNROLL
-        for (int r = 0; r < Rows; ++r) {
-          const size_t at = static_cast<size_t>(r);
-          // With a minimum the codes have no zero point of their own, but for Q8, whose codes have 128 added.
-          const bool zero = Minimum && F == Format::Q4;
-          const int32_t correction = zero ? 0 : corrections[at * stride + static_cast<size_t>(g)];
-          VI d = codes.dot(x.codes + at * x.code_stride + g * Group, correction);
-          if constexpr (Fine) {
-            const int32_t low = low_correction<F, Group, Minimum>(x, at, g);
-            d = addi(shl<8>(d), codes.dot(x.low + at * x.code_stride + g * Group, low));
-          }
-          acc[r] = fma(to_float(d), mul(unit, set1(x.scale[at * x.stride + stretch])), acc[r]);
-          if constexpr (Minimum) acc[r] = fma(minimum, set1(sums[at * stride + static_cast<size_t>(g)]), acc[r]);
+      for (int r = 0; r < Rows; ++r) {
+        VI d = codes.dot(a[r].codes + h * Group, correction<F, Group, Minimum>(a[r], h));
+        VF s = mul(scale, set1(a[r].scale));
+        if (__builtin_expect(a[r].fine != 0, 0)) {
+          d = addi(shl<8>(d), codes.dot(f[r].low + h * Group, correction<F, Group, Minimum>(f[r], h)));
+          s = mul(s, set1(0x1p-8f));
         }
-      };
-      if (__builtin_expect(fine == 0, 1))
-        rows.template operator()<false>();
-      else
-        rows.template operator()<true>();
+        acc[r] = fma(to_float(d), s, acc[r]);
+        if constexpr (Minimum) acc[r] = fma(minimum, set1(Group == 16 ? f[r].sum_half[h] : a[r].sum), acc[r]);
+      }
+      if (h == kHalves - 1) {
+        a += x.pitch;
+        f += x.pitch;
+      }
     }
     TENFOLD_UNROLL
     for (int r = 0; r < Rows; ++r) store(out + r * kPanel + part * kLanes, acc[r]);
