@@ -72,7 +72,7 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence.pending != 1 or sequence.table is None:
                 continue
-            # At the latest the sequence itself goes, and fails at the head of the queue if it needs more than all.
+            # At the latest the sequence itself goes; if it needs more than all pages, it fails in the queue.
             while not self._cache.extend(sequence.table, len(sequence.tokens)):
                 if self._preempt() is sequence:
                     break
