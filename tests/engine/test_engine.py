@@ -441,7 +441,7 @@ def test_check_integrity_finds_planted_faults() -> None:
     engine = Engine(FakeProgram())
     engine.add(request("a", LONG[:40]))
     engine._scheduler.waiting.clear()
-    with pytest.raises(IntegrityError, match="not those under way"):
+    with pytest.raises(IntegrityError, match="not those under way in order of arrival"):
         engine.check_integrity()
 
 

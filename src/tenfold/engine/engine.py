@@ -112,8 +112,10 @@ class Engine:
         """Raises IntegrityError unless pages, index, tables and queues agree. For tests and idle moments."""
         running, waiting = self._scheduler.running, self._scheduler.waiting
         self._cache.check([sequence.table for sequence in running if sequence.table is not None])
-        if {sequence.id: sequence for sequence in [*running, *waiting]} != self._sequences:
-            raise IntegrityError("the sequences that run or wait are not those under way")
+        if [*running, *waiting] != list(self._sequences.values()):
+            raise IntegrityError(
+                "the sequences that run, then wait, are not those under way in order of arrival"
+            )
         for sequence in running:
             if sequence.table is None or sequence.table.size < pages_for(sequence.computed):
                 raise IntegrityError(f"request {sequence.id!r} has no pages for its {sequence.computed} rows")

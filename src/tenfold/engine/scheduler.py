@@ -72,10 +72,7 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence.pending != 1 or sequence.table is None:
                 continue
-            if self._cache.can_never_hold(len(sequence.tokens)):
-                plan.failed.append((sequence, FULL))
-                continue
-            # Ends at the latest when the sequence runs alone: then all pages are for it.
+            # At the latest the sequence itself goes; if it needs more than all pages, it fails in the queue.
             while not self._cache.extend(sequence.table, len(sequence.tokens)):
                 if self._preempt() is sequence:
                     break
