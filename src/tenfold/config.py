@@ -121,15 +121,15 @@ def plan_kv(
     return max(context_pages, min(share, max_running * context_pages))
 
 
-def explain_kv(plan: EnginePlan, requested_bytes: int | None) -> str:
-    """Why `plan_kv` chose as it did, for people."""
-    context_pages = -(-plan.max_context // PAGE_ROWS)
+def explain_kv(pages: int, requested_bytes: int | None, max_context: int, max_running: int) -> str:
+    """Why `plan_kv` chose ``pages``, for people."""
+    context_pages = -(-max_context // PAGE_ROWS)
     if requested_bytes is not None:
         return "as asked for"
-    if plan.kv_pages == context_pages:
+    if pages == context_pages:
         return "one full context, the least that is useful"
-    if plan.kv_pages == plan.max_running * context_pages:
-        return f"{plan.max_running} full contexts, the most that max_running can use"
+    if pages == max_running * context_pages:
+        return f"{max_running} full contexts, the most that max_running can use"
     return "a quarter of the memory that was free"
 
 
@@ -152,7 +152,9 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
     def lines(self) -> list[PlanLine]:
         """The plan for people."""
         config, engine = self.config, self.engine
-        formats = " + ".join(f"{_size(size)} {name}" for name, size in sorted(engine.format_bytes.items()))
+        formats = " + ".join(
+            f"{format_bytes(size)} {name}" for name, size in sorted(engine.format_bytes.items())
+        )
         asked = "as asked for"
         kv_tokens = engine.kv_pages * PAGE_ROWS
         return [
@@ -173,8 +175,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
             PlanLine("context", f"{engine.max_context} tokens", "what the model was made for"),
             PlanLine(
                 "kv cache",
-                f"{_size(engine.kv_pages * engine.page_bytes)} = {kv_tokens} tokens",
-                explain_kv(engine, config.kv_memory_bytes),
+                f"{format_bytes(engine.kv_pages * engine.page_bytes)} = {kv_tokens} tokens",
+                explain_kv(engine.kv_pages, config.kv_memory_bytes, engine.max_context, engine.max_running),
             ),
             PlanLine("step", f"{engine.max_batch_tokens} tokens", "max_batch_tokens"),
             PlanLine("running", f"{engine.max_running} requests", "max_running"),
@@ -198,5 +200,9 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def _size(size: int) -> str:
-    return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
+def format_bytes(size: int) -> str:
+    """Bytes for people."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << power:
+            return f"{size / (1 << power):.1f} {unit}"
+    return f"{size} B"

@@ -13,8 +13,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens of a request are drawn and when it ends. The defaults are those of the OpenAI service, but for
-    ``max_tokens``: None means up to the context's end."""
+    """How tokens of a request are drawn and when it ends. The defaults are those of the OpenAI service, but
+    for ``max_tokens``: None means up to the context's end."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -44,7 +44,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt: tuple[int, ...]
     params: SamplingParams
     output: tuple[int, ...] = ()
-    """Tokens generated already, when the request is resumed: they count for max_tokens, penalties and positions."""
+    """Tokens generated already, when it is resumed: they count for max_tokens, penalties and positions."""
     eos_token_ids: tuple[int, ...] = ()
 
 
@@ -147,7 +147,7 @@ class Generate(ToWorker, frozen=True, kw_only=True):
 
 
 class Abort(ToWorker, frozen=True, kw_only=True):
-    """Forget a request; nothing is sent for it any more. An unknown id is no error: it may have just ended."""
+    """Forget a request; its news are of no interest. An unknown id is no error: it may have just ended."""
 
     id: str
 

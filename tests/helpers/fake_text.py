@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tenfold.server.text import Text
-from tests.helpers.fake_engine import EOS, VOCAB
+from tests.helpers.fake_engine import EOS
 
 
 def piece_of(id: int) -> str:
@@ -19,25 +19,19 @@ def piece_of(id: int) -> str:
 class FakeTokenizer:
     """One token a character when encoding."""
 
-    vocab_size = VOCAB
     eos_token_ids = (EOS,)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
         return [ord(char) - 31 if 32 <= ord(char) < 127 else 95 for char in text]
 
-    def token_bytes(self, id: int) -> bytes:
-        return piece_of(id).encode()
+    def token_bytes(self, token: int) -> bytes:
+        return piece_of(token).encode()
 
 
 class FakeTemplate:
     """``role:content|`` for each message."""
 
-    def render(
-        self,
-        messages: list[dict[str, str]],
-        add_generation_prompt: bool = True,
-        tools: list[dict[str, Any]] | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         if messages[0]["role"] == "tool":
             raise ValueError("a conversation cannot begin with a tool's answer")
         return "".join(f"{message['role']}:{message['content']}|" for message in messages)
@@ -46,21 +40,21 @@ class FakeTemplate:
 class FakeStream:
     """Holds back any tail that a stop string may begin with."""
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = stop
         self._held = ""
-        self.stopped = False
+        self.stopped: str | None = None
         self.tokens_used = 0
 
-    def push(self, ids: Sequence[int]) -> str:
+    def push(self, ids: Iterable[int]) -> str:
         out = ""
         for id in ids:
             self._held += piece_of(id)
             self.tokens_used += 1
-            hits = [self._held.index(stop) for stop in self._stop if stop in self._held]
+            hits = [(self._held.index(stop), stop) for stop in self._stop if stop in self._held]
             if hits:
-                self.stopped = True
-                return out + self._held[: min(hits)]
+                cut, self.stopped = min(hits)
+                return out + self._held[:cut]
             keep = max(
                 (
                     size

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tenfold.protocol import Request
+from tenfold.protocol import EnginePlan, Request
 from tenfold.server.errors import ApiError, broken, invalid
 from tenfold.server.flights import ClientGone, Flight, Flights
 from tenfold.server.metrics import Metrics
@@ -40,14 +40,14 @@ class App:
         self,
         *,
         model: str,
-        max_context: int,
+        plan: EnginePlan,
         max_body_bytes: int,
         text: Text,
         flights: Flights,
         metrics: Metrics,
     ) -> None:
         self._model = model
-        self._max_context = max_context
+        self._plan = plan
         self._max_body_bytes = max_body_bytes
         self._text = text
         self._flights = flights
@@ -98,7 +98,7 @@ class App:
             "object": "model",
             "created": self._created,
             "owned_by": "tenfold",
-            "max_model_len": self._max_context,
+            "max_model_len": self._plan.max_context,
         }
 
     def _one_model(self, name: str) -> tuple[int, bytes, str]:
@@ -131,7 +131,7 @@ class App:
     def parse(self, chat: bool, body: bytes) -> ApiRequest:
         """Checks a body."""
         parse = parse_chat if chat else parse_completion
-        return parse(body, (self._model,), self._text.tokenizer.vocab_size)
+        return parse(body, (self._model,), self._plan.vocab_size)
 
     async def tokenize(self, parsed: ApiRequest) -> tuple[int, ...]:
         """The prompt's tokens. Raises ApiError when there are too many or none, or the template refuses."""
@@ -144,7 +144,7 @@ class App:
                 raise invalid("messages" if parsed.messages else "prompt", str(error)) from None
         if not ids:
             raise invalid("prompt", "the prompt has no tokens; it must have at least one")
-        most = self._max_context
+        most = self._plan.max_context
         wanted = parsed.params.max_tokens
         if len(ids) >= most or len(ids) + (wanted or 0) > most:
             asked = f" and {wanted} tokens were asked for" if wanted else ""

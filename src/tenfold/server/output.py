@@ -49,7 +49,7 @@ class Output:
             before = self.completion_tokens
             if shown:
                 piece.text += stream.push(shown)
-            if stream.stopped:
+            if stream.stopped is not None:
                 self.finish = "stop"
                 self.completion_tokens = stream.tokens_used
                 shown = shown[: self.completion_tokens - before]

@@ -97,7 +97,7 @@ async def _serve(
         plan, text = started
         app = App(
             model=config.model_name,
-            max_context=plan.max_context,
+            plan=plan,
             max_body_bytes=config.max_body_bytes,
             text=text,
             flights=flights,

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from tenfold.backends.base import CompileOptions, ProgramInfo
-from tenfold.backends.native import NativeBackend, kv_page_bytes
+from tenfold.backends.native import NativeBackend
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
-from tenfold.config import available_memory, plan_kv
-from tenfold.engine.engine import Engine, EngineConfig
+from tenfold.config import PAGE_ROWS, available_memory, plan_kv
+from tenfold.engine.engine import Engine
+from tenfold.engine.limits import EngineConfig
+from tenfold.graph.graph import Graph
 from tenfold.models.registry import build_graph
 from tenfold.protocol import EngineSettings
+
+
+def kv_page_bytes(graph: Graph, format: str) -> int:
+    """Memory of a page: K and V of all layers, in BF16, or in F32 when everything is."""
+    return sum(2 * kv.heads * kv.head_dim for kv in graph.kv) * PAGE_ROWS * (4 if format == "f32" else 2)
 
 
 def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
@@ -24,7 +31,7 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
         pages = plan_kv(
             settings.kv_memory_bytes,
             available_memory(),
-            kv_page_bytes(graph),
+            kv_page_bytes(graph, settings.format),
             graph.max_context,
             settings.max_running,
         )
