@@ -32,6 +32,8 @@ class FakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_s: float = 0.0
     max_context: int = 512
     kv_pages: int = 4096
+    only_once: str = ""
+    """Not empty: a file; the engine makes it, and cannot be built when it is there."""
     fail: str = ""
     """Not empty: the engine cannot be built, for this reason."""
 
@@ -147,6 +149,9 @@ def build_fake_engine(settings: EngineSettings) -> tuple[FakeEngine, Any]:
     """The worker's builder; ``settings.model`` is a `FakeConfig` in JSON."""
     config = msgspec.json.decode(settings.model, type=FakeConfig)
     time.sleep(config.load_s)
+    if config.only_once:
+        with open(config.only_once, "x"):
+            pass
     if config.fail:
         raise ValueError(config.fail)
     info = SimpleNamespace(

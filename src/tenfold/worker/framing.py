@@ -58,8 +58,11 @@ class Channel:
         sock.setblocking(True)
 
     def send(self, message: WorkerMessage) -> None:
-        """Waits while the front is behind: that is the back-pressure. Raises OSError when it is gone."""
-        self._socket.sendall(frame(message))
+        """Waits while the front is behind: that is the back-pressure. Raises EOFError when it is gone."""
+        try:
+            self._socket.sendall(frame(message))
+        except (BrokenPipeError, ConnectionResetError):
+            raise EOFError("the front closed the connection") from None
 
     def poll(self) -> list[FrontMessage]:
         """What has arrived, without waiting. Raises EOFError when the front is gone."""

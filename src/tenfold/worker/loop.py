@@ -54,7 +54,7 @@ class WorkerLoop:
         self._load_due = 0.0
 
     def run(self) -> None:
-        """Returns after Shutdown. Raises EOFError or OSError when the front is gone."""
+        """Returns after Shutdown. Raises EOFError when the front is gone."""
         engine, channel = self._engine, self._channel
         while True:
             for message in channel.poll() if engine.has_work else self._rest():

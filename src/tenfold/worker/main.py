@@ -84,11 +84,11 @@ def main(fd: int, parent: int, builder_name: str) -> int:
         gc.freeze()
         channel.send(Ready(plan=plan_of(start.settings, info, (time.monotonic() - began) * 1e3)))
         WorkerLoop(engine, channel).run()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+    except EOFError:
         return 0  # the front is gone, and with it everyone who wanted something
     except Exception as error:
         traceback.print_exc()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(EOFError):
             channel.send(Failed(error=f"{type(error).__name__}: {error}"))
         return 1
     return 0
