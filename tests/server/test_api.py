@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers import expected
 from tests.helpers.fake_engine import REFUSED
-from tests.helpers.fake_text import piece_of
+from tests.helpers.fake_text import FakeTokenizer, piece_of
 from tests.helpers.server_process import ServerProcess
 
 
@@ -27,7 +27,7 @@ def ask(content: str) -> Any:
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """The data of a stream, strictly read: nothing but data lines, empty lines, and [DONE] once at the end."""
+    """The data of a stream, strictly read: nothing but data and empty lines, and [DONE] at the end."""
     assert response.headers["content-type"].startswith("text/event-stream")
     blocks = response.text.split("\n\n")
     assert blocks.pop() == ""
@@ -68,8 +68,6 @@ def test_a_chat_whole_and_streamed_say_the_same(client: openai.OpenAI) -> None:
 
 def test_a_completion_whole_and_streamed_say_the_same(client: openai.OpenAI) -> None:
     """From text and from token ids."""
-    from tests.helpers.fake_text import FakeTokenizer
-
     text = expected.text("Once upon", 3, 20)
     ids = FakeTokenizer().encode("Once upon", add_special_tokens=True, parse_special=True)
     fields: Any = {"model": "fake", "max_tokens": 20, "seed": 3, "extra_body": {"ignore_eos": True}}
@@ -90,8 +88,8 @@ def test_end_of_sequence_ends_an_answer(client: openai.OpenAI) -> None:
 
 
 def test_a_stop_string_across_tokens_is_never_seen(server: ServerProcess) -> None:
-    """Whole and streamed: the text ends before it, the tokens up to its last are counted, the engine stops."""
-    ids = tuple(expected.FakeTokenizer().encode("abc", add_special_tokens=True, parse_special=True))
+    """Whole and streamed: the text ends before it, and tokens count up to its last one."""
+    ids = tuple(FakeTokenizer().encode("abc", add_special_tokens=True, parse_special=True))
     pieces = [piece_of(id) for id in expected.tokens(ids, 11, 400)]
     stop = pieces[7][-1] + pieces[8] + pieces[9][:1]
     full = "".join(pieces)

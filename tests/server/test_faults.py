@@ -163,7 +163,7 @@ def raw_request(server: ServerProcess, fields: dict[str, Any]) -> socket.socket:
 def test_a_client_that_leaves_takes_its_request_along(
     start: Callable[..., ServerProcess], stream: bool
 ) -> None:
-    """While running and while queued, streaming or not: the engine is idle soon after, long before the end."""
+    """While running and while queued, streaming or not: the engine is idle soon after."""
     server = start(FakeConfig(delay_s=0.01, max_context=1 << 20), max_running=1)
     running = raw_request(server, body(100_000, stream=stream))
     wait_for(lambda: server.metric("tenfold_requests_running") == 1)

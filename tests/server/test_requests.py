@@ -214,7 +214,13 @@ def test_a_seed_is_drawn_when_there_is_none() -> None:
 
 def test_null_is_the_same_as_absent_and_an_answer_can_be_sent_back() -> None:
     """Clients send nulls for what they do not set, and whole messages of ours."""
-    message = {"role": "assistant", "content": "Yes", "refusal": None, "tool_calls": None, "annotations": []}
+    message: Any = {
+        "role": "assistant",
+        "content": "Yes",
+        "refusal": None,
+        "tool_calls": None,
+        "annotations": [],
+    }
     parsed = chat(temperature=None, stop=None, tools=None, max_tokens=None, messages=[message])
     assert parsed.params.temperature == 1.0
     assert parsed.messages == [{"role": "assistant", "content": "Yes"}]

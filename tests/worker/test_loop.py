@@ -125,7 +125,7 @@ def test_load_snapshots_do_not_come_with_every_step(front: Front) -> None:
     """At most one every 100 ms while the engine works."""
     front.hear()
     front.say(request("a", 100))
-    messages = []
+    messages: list[Chunks] = []
     while not messages or messages[-1].chunks[0].finish is None:
         message = front.hear()
         assert isinstance(message, Chunks)

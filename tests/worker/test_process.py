@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import tenfold
 from tenfold.protocol import EngineSettings, Failed, FrontMessage, Ready, Start, WorkerMessage
 from tenfold.worker.framing import FrameReader, frame
 from tenfold.worker.process import spawn_worker
@@ -91,3 +92,16 @@ def test_a_worker_in_a_long_step_dies_with_its_front() -> None:
             return True
 
     wait_for(gone, 5)
+
+
+def test_the_working_directory_is_not_on_the_workers_path(tmp_path: Path) -> None:
+    """A file beside the user's data is not imported for a module of its name."""
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('the wrong msgspec')")
+    code = (
+        "import sys; sys.path.pop(0); from tenfold.worker.process import spawn_worker;"
+        "process, sock = spawn_worker(); sock.close(); sys.exit(process.wait())"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(tenfold.__file__).parents[1])}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import subprocess
 import time
@@ -118,16 +117,16 @@ class Supervisor:
             self._link.send(message)
 
     async def stop(self) -> None:
-        """Ends the worker; it is killed when it does not end by itself in a second."""
+        """Ends the worker; it is killed when it is in a step that does not end, or still loading."""
         self._stopping = True
-        if self._link is not None:
+        if self._task is None:
+            return
+        if self.up and self._link is not None:
             self._link.send(Shutdown())
-        if self._task is not None:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._task), EXIT_GRACE_S)
-            if self._link is not None:
-                self._link.close()  # _life kills what is left
-            await self._task
+            await asyncio.wait([self._task], timeout=EXIT_GRACE_S)
+        if self._link is not None:
+            self._link.close()
+        await self._task
 
     def received(self, message: WorkerMessage) -> None:
         """A message from the link."""
@@ -182,13 +181,13 @@ class Supervisor:
             link.send(Start(settings=self._settings))
             await link.ended
         finally:
-            code = await _reap(process)
+            code = await _reap(process, 0.0 if self._stopping else EXIT_GRACE_S)
         return self._last_words or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
 
 
-async def _reap(process: subprocess.Popen[bytes]) -> int:
+async def _reap(process: subprocess.Popen[bytes], grace_s: float) -> int:
     """Waits for a process whose socket is closed, and kills it when it lingers."""
-    deadline = time.monotonic() + EXIT_GRACE_S
+    deadline = time.monotonic() + grace_s
     while process.poll() is None:
         if time.monotonic() > deadline:
             process.kill()
