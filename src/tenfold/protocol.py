@@ -13,8 +13,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens of a request are drawn and when it ends. The defaults are those of the OpenAI service, but for
-    ``max_tokens``: None means up to the context's end."""
+    """How tokens of a request are drawn and when it ends. The defaults are those of the OpenAI service, but
+    for ``max_tokens``: None means up to the context's end."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -44,7 +44,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt: tuple[int, ...]
     params: SamplingParams
     output: tuple[int, ...] = ()
-    """Tokens generated already, when the request is resumed: they count for max_tokens, penalties and positions."""
+    """Tokens generated already, when it is resumed: they count for max_tokens, penalties and positions."""
     eos_token_ids: tuple[int, ...] = ()
 
 
@@ -71,6 +71,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """For finish ``error``: what went wrong and what to do."""
     cached_tokens: int | None = None
     """Prompt tokens that were not computed anew; in the first chunk."""
+    queue_ms: float | None = None
+    """How long the request waited in the engine before its first step; in the first chunk."""
 
 
 class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,3 +90,101 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     generated_tokens: int
     preemptions: int
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker needs in order to build its engine."""
+
+    model: str
+    """Path of the model on this machine, or a name that ``checkpoint.locate`` knows."""
+    threads: int = 0
+    """0: one per core that the worker may use."""
+    isa: str = "auto"
+    format: str = "auto"
+    kv_memory_bytes: int | None = None
+    """None: chosen from free memory, see ``config.plan_kv``."""
+    max_batch_tokens: int = 512
+    max_running: int = 64
+
+
+class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the settings resolved to in the worker."""
+
+    backend: str
+    threads: int
+    isa: str
+    isa_why: str
+    vocab_size: int
+    max_context: int
+    kv_pages: int
+    page_bytes: int
+    weight_bytes: int
+    """Packed weights read by a step of one row."""
+    format_bytes: dict[str, int]
+    """Bytes of weights in memory by number format."""
+    lossy_weights: int
+    """Weights that were rounded anew when they were loaded."""
+    weights: int
+    max_batch_tokens: int
+    max_running: int
+    load_ms: float
+
+
+class ToWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of what a front says to a worker."""
+
+
+class Start(ToWorker, frozen=True, kw_only=True):
+    """The first message: build the engine."""
+
+    settings: EngineSettings
+
+
+class Generate(ToWorker, frozen=True, kw_only=True):
+    """Take up a request."""
+
+    request: Request
+
+
+class Abort(ToWorker, frozen=True, kw_only=True):
+    """Forget a request; its news are of no interest. An unknown id is no error: it may have just ended."""
+
+    id: str
+
+
+class Shutdown(ToWorker, frozen=True, kw_only=True):
+    """End the process now."""
+
+
+class FromWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of what a worker says to its front."""
+
+
+class Ready(FromWorker, frozen=True, kw_only=True):
+    """The engine is built: requests are welcome."""
+
+    plan: EnginePlan
+
+
+class Chunks(FromWorker, frozen=True, kw_only=True):
+    """All news of one step. ``load`` rides along at most every 100 ms, and when the engine falls idle."""
+
+    chunks: tuple[Chunk, ...] = ()
+    load: LoadSnapshot | None = None
+
+
+class Refused(FromWorker, frozen=True, kw_only=True):
+    """The engine does not accept a request; it is the request's fault. Terminal for it."""
+
+    id: str
+    error: str
+
+
+class Failed(FromWorker, frozen=True, kw_only=True):
+    """The worker's last words: it cannot start, or its engine broke."""
+
+    error: str
+
+
+WorkerMessage = Ready | Chunks | Refused | Failed
+FrontMessage = Start | Generate | Abort | Shutdown

@@ -1,0 +1,208 @@
+"""How a server is configured, and what the configuration resolves to on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tenfold.protocol import EnginePlan, EngineSettings
+
+PAGE_ROWS = 16
+"""Rows of a KV page: `backends.base.PAGE_ROWS`, not imported because numpy comes with it."""
+
+ISAS = ("auto", "avx512", "avx2", "portable")
+FORMATS = ("auto", "f32", "bf16", "q8", "q4")
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that `tenfold serve` can be told. Raises ValueError naming a field that is out of range."""
+
+    model: str
+    """A model name, a folder or a GGUF file."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: a free one."""
+    served_name: str | None = None
+    """The model's name in the API; None: ``model`` without its folder."""
+    threads: int = 0
+    """0: one per core that this process may use."""
+    isa: str = "auto"
+    format: str = "auto"
+    kv_memory_bytes: int | None = None
+    """Memory for the KV cache; None: see `plan_kv`."""
+    max_batch_tokens: int = 512
+    """Most rows of a step."""
+    max_running: int = 64
+    """Most requests that are computed at once."""
+    max_queue: int = 256
+    """Most requests that wait for their turn; beyond it a request is refused with 429."""
+    max_body_bytes: int = 8 << 20
+    stall_after_s: float = 30.0
+    """Work without a step for this long makes ``/ready`` answer 503."""
+    drain_s: float = 5.0
+    """How long a stopping server lets running requests go on."""
+
+    def __post_init__(self) -> None:
+        for field, lowest, highest in (
+            ("port", 0, 65535),
+            ("threads", 0, 1024),
+            ("max_batch_tokens", 1, 1 << 16),
+            ("max_running", 1, 4096),
+            ("max_queue", 0, 1 << 20),
+            ("max_body_bytes", 1024, 1 << 30),
+            ("stall_after_s", 0.1, 86400),
+            ("drain_s", 0, 3600),
+        ):
+            value = getattr(self, field)
+            if not lowest <= value <= highest:
+                raise ValueError(f"{field} is {value}; it must be from {lowest} to {highest}")
+        if self.kv_memory_bytes is not None and self.kv_memory_bytes <= 0:
+            raise ValueError(f"kv_memory_bytes is {self.kv_memory_bytes}; it must be positive")
+        for field, choices in (("isa", ISAS), ("format", FORMATS)):
+            if getattr(self, field) not in choices:
+                raise ValueError(
+                    f"{field} is {getattr(self, field)!r}; it must be one of {', '.join(choices)}"
+                )
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in the API."""
+        return self.served_name or Path(self.model).name
+
+    def engine_settings(self, path: str) -> EngineSettings:
+        """The worker's part, with the model at ``path``."""
+        return EngineSettings(
+            model=path,
+            threads=self.threads,
+            isa=self.isa,
+            format=self.format,
+            kv_memory_bytes=self.kv_memory_bytes,
+            max_batch_tokens=self.max_batch_tokens,
+            max_running=self.max_running,
+        )
+
+
+def available_memory() -> int:
+    """Bytes that could still be taken without swapping: the machine's, or the control group's if less."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return available
+    return available if limit == "max" else max(0, min(available, int(limit) - used))
+
+
+def plan_kv(
+    requested_bytes: int | None, available_bytes: int, page_bytes: int, max_context: int, max_running: int
+) -> int:
+    """How many KV pages to reserve.
+
+    What was asked for; else a quarter of the available memory, but never more than ``max_running`` full
+    contexts can use nor less than one full context. Raises ValueError when not even a page would fit.
+    """
+    context_pages = -(-max_context // PAGE_ROWS)
+    if requested_bytes is not None:
+        pages = requested_bytes // page_bytes
+        if pages < 1:
+            raise ValueError(
+                f"kv_memory_bytes is {requested_bytes}; a page of {PAGE_ROWS} tokens takes {page_bytes}"
+            )
+        return pages
+    share = available_bytes // 4 // page_bytes
+    return max(context_pages, min(share, max_running * context_pages))
+
+
+def explain_kv(pages: int, requested_bytes: int | None, max_context: int, max_running: int) -> str:
+    """Why `plan_kv` chose ``pages``, for people."""
+    context_pages = -(-max_context // PAGE_ROWS)
+    if requested_bytes is not None:
+        return "as asked for"
+    if pages == context_pages:
+        return "one full context, the least that is useful"
+    if pages == max_running * context_pages:
+        return f"{max_running} full contexts, the most that max_running can use"
+    return "a quarter of the memory that was free"
+
+
+class PlanLine(msgspec.Struct, frozen=True):
+    """One resolved setting: its value, for people, and why it is so."""
+
+    name: str
+    value: str
+    why: str
+
+
+class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a configuration resolved to."""
+
+    config: ServeConfig
+    path: str
+    """Where the model was found."""
+    engine: EnginePlan
+
+    def lines(self) -> list[PlanLine]:
+        """The plan for people."""
+        config, engine = self.config, self.engine
+        formats = " + ".join(
+            f"{format_bytes(size)} {name}" for name, size in sorted(engine.format_bytes.items())
+        )
+        asked = "as asked for"
+        kv_tokens = engine.kv_pages * PAGE_ROWS
+        return [
+            PlanLine("model", config.model_name, self.path),
+            PlanLine(
+                "weights",
+                formats,
+                f"{engine.lossy_weights} of {engine.weights} weights were rounded anew"
+                if engine.lossy_weights
+                else "every weight as it is in the file",
+            ),
+            PlanLine("isa", engine.isa, engine.isa_why),
+            PlanLine(
+                "threads",
+                str(engine.threads),
+                asked if config.threads else "one per core this process may use",
+            ),
+            PlanLine("context", f"{engine.max_context} tokens", "what the model was made for"),
+            PlanLine(
+                "kv cache",
+                f"{format_bytes(engine.kv_pages * engine.page_bytes)} = {kv_tokens} tokens",
+                explain_kv(engine.kv_pages, config.kv_memory_bytes, engine.max_context, engine.max_running),
+            ),
+            PlanLine("step", f"{engine.max_batch_tokens} tokens", "max_batch_tokens"),
+            PlanLine("running", f"{engine.max_running} requests", "max_running"),
+            PlanLine("queue", f"{config.max_queue} requests", "max_queue; beyond it 429 with Retry-After"),
+        ]
+
+    def text(self) -> str:
+        """The plan as a table."""
+        lines = self.lines()
+        names = max(len(line.name) for line in lines)
+        values = max(len(line.value) for line in lines)
+        return "\n".join(f"  {line.name:{names}}  {line.value:{values}}  {line.why}" for line in lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan for machines."""
+        return {
+            "config": msgspec.to_builtins(self.config),
+            "path": self.path,
+            "engine": msgspec.to_builtins(self.engine),
+            "lines": msgspec.to_builtins(self.lines()),
+        }
+
+
+def format_bytes(size: int) -> str:
+    """Bytes for people."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << power:
+            return f"{size / (1 << power):.1f} {unit}"
+    return f"{size} B"

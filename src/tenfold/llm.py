@@ -1,0 +1,203 @@
+"""A model in this process: ``LLM("smollm2").generate("Once upon a time")``."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from tenfold.config import ServeConfig
+from tenfold.protocol import FinishReason, Request, SamplingParams, TokenLogprob
+from tenfold.server.output import Output, Piece
+from tenfold.server.text import Text, load_text
+from tenfold.worker.loop import EngineLike
+
+Prompt = str | Sequence[int]
+"""Text, or token ids."""
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer, or in `LLM.stream` a piece of one."""
+
+    text: str
+    token_ids: list[int]
+    """The tokens behind the text; one that merely ended the answer is not among them."""
+    finish_reason: FinishReason | None
+    """None while more is to come."""
+    logprobs: list[TokenLogprob]
+    """One for each of ``token_ids`` if they were asked for, else empty."""
+    prompt_tokens: int
+    completion_tokens: int
+    """Tokens generated so far, the one that ended the answer included."""
+    cached_tokens: int
+    """Prompt tokens that an earlier request had left in the cache."""
+
+
+class GenerationError(RuntimeError):
+    """The engine gave a request up."""
+
+
+class LLM:
+    """One model, its engine and its text side. Use it from one thread, and close it, or use ``with``.
+
+    ``model`` is a name, a folder or a GGUF file; the other arguments are those of `ServeConfig`. Several
+    prompts given at once are computed together. Raises ValueError for a model or setting that cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        threads: int = 0,
+        isa: str = "auto",
+        format: str = "auto",
+        kv_memory_bytes: int | None = None,
+        max_batch_tokens: int = 512,
+        max_running: int = 64,
+    ) -> None:
+        from tenfold.checkpoint.locate import locate
+        from tenfold.worker.build import build_engine
+
+        config = ServeConfig(
+            model=model,
+            threads=threads,
+            isa=isa,
+            format=format,
+            kv_memory_bytes=kv_memory_bytes,
+            max_batch_tokens=max_batch_tokens,
+            max_running=max_running,
+        )
+        path = str(locate(model))
+        engine, info = build_engine(config.engine_settings(path))
+        self._setup(engine, load_text(path))
+        self.info = info
+        """What the model was compiled to: a `backends.base.ProgramInfo`."""
+
+    def _setup(self, engine: EngineLike, text: Text) -> None:
+        self._engine: EngineLike | None = engine
+        self._text = text
+        self._ids = 0
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> list[Completion]:
+        """Completes each prompt, in the order given; a single one gives a list of one.
+
+        Without a seed every prompt gets its own random one. Raises ValueError for a prompt or parameter that
+        the engine refuses (then nothing was generated), GenerationError when the engine fails.
+        """
+        many = _as_list(prompts)
+        return self._complete([self._encode(prompt) for prompt in many], params)
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        params: SamplingParams | None = None,
+    ) -> list[Completion]:
+        """The assistant's next message for one conversation, or for each of several; else as `generate`."""
+        one = bool(messages) and isinstance(messages[0], dict)
+        conversations: Any = [messages] if one else messages
+        return self._complete([self._text.encode_chat(list(each)) for each in conversations], params)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Completion]:
+        """Completes one prompt piece by piece; the last piece has a finish reason. Errors as `generate`."""
+        return self._stream(self._encode(prompt), params)
+
+    def stream_chat(
+        self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None
+    ) -> Iterator[Completion]:
+        """`stream` for a conversation."""
+        return self._stream(self._text.encode_chat(list(messages)), params)
+
+    def close(self) -> None:
+        """Frees the model. Nothing can be generated afterwards."""
+        self._engine = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self._text.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _complete(self, prompts: list[list[int]], params: SamplingParams | None) -> list[Completion]:
+        whole = [Piece() for _ in prompts]
+        outputs: dict[int, Output] = {}
+        for index, piece, output in self._run(prompts, params):
+            whole[index].text += piece.text
+            whole[index].tokens += piece.tokens
+            whole[index].logprobs += piece.logprobs
+            outputs[index] = output
+        return [
+            _completion(whole[index], outputs[index], len(prompt)) for index, prompt in enumerate(prompts)
+        ]
+
+    def _stream(self, prompt: list[int], params: SamplingParams | None) -> Iterator[Completion]:
+        for _, piece, output in self._run([prompt], params):
+            if piece.tokens or output.finish is not None:
+                yield _completion(piece, output, len(prompt))
+
+    def _run(
+        self, prompts: list[list[int]], params: SamplingParams | None
+    ) -> Iterator[tuple[int, Piece, Output]]:
+        """Runs all prompts to their end; if the caller stops before, what is left is aborted."""
+        engine = self._engine
+        if engine is None:
+            raise ValueError("this LLM is closed")
+        params = params or SamplingParams()
+        open_: dict[str, tuple[int, Output]] = {}
+        try:
+            for index, prompt in enumerate(prompts):
+                self._ids += 1
+                seed = secrets.randbits(63) if params.seed is None else params.seed
+                request = Request(
+                    id=str(self._ids),
+                    prompt=tuple(prompt),
+                    params=msgspec.structs.replace(params, seed=seed),
+                    eos_token_ids=tuple(self._text.tokenizer.eos_token_ids),
+                )
+                engine.add(request)
+                open_[request.id] = index, Output(self._text.stream(params.stop))
+            while open_:
+                for chunk in engine.step():
+                    if chunk.id not in open_:  # it hit a stop string, and this is the engine's farewell
+                        continue
+                    index, output = open_[chunk.id]
+                    piece = output.push([chunk])
+                    if output.finish is not None:
+                        del open_[chunk.id]
+                        if chunk.finish is None:
+                            engine.abort(chunk.id)
+                    if output.finish == "error":
+                        raise GenerationError(output.error or "the engine gave no reason")
+                    yield index, piece, output
+        finally:
+            for id in open_:
+                engine.abort(id)
+            while engine.has_work:
+                engine.step()
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]  # a prompt, as was just checked
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _completion(piece: Piece, output: Output, prompt_tokens: int) -> Completion:
+    return Completion(
+        text=piece.text,
+        token_ids=piece.tokens,
+        finish_reason=output.finish,
+        logprobs=piece.logprobs,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=output.completion_tokens,
+        cached_tokens=output.cached_tokens or 0,
+    )

@@ -1,0 +1,99 @@
+"""Taking a JSON object apart field by field, so that every value is checked and none is overlooked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tenfold.server.errors import ApiError, invalid
+
+
+class Fields:
+    """The fields of one request body. Each is taken once; `finish` refuses what nobody took.
+
+    null means the same as an absent field. All methods raise `ApiError` (400) naming field, value and range.
+    """
+
+    def __init__(self, data: Any) -> None:
+        if not isinstance(data, dict):
+            raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+        self._data: dict[str, Any] = data
+        self._taken: set[str] = set()
+
+    def take(self, name: str) -> Any:
+        """The raw value, or None."""
+        self._taken.add(name)
+        return self._data.get(name)
+
+    def number(self, name: str, default: float, low: float, high: float, *, above: bool = False) -> float:
+        """A number from ``low`` to ``high``; with ``above`` it must be greater than ``low``."""
+        value = self.take(name)
+        if value is None:
+            return default
+        if not _is_number(value) or not low <= value <= high or (above and value == low):
+            bounds = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
+            raise invalid(name, f"{name} is {show(value)}; it must be a number {bounds}")
+        return float(value)
+
+    def integer(self, name: str, low: int, high: int) -> int | None:
+        """An integer from ``low`` to ``high``, or None."""
+        value = self.take(name)
+        if value is None:
+            return None
+        return check_integer(name, value, low, high)
+
+    def boolean(self, name: str) -> bool:
+        """A boolean, False by default."""
+        value = self.take(name)
+        if value is None:
+            return False
+        if not isinstance(value, bool):
+            raise invalid(name, f"{name} is {show(value)}; it must be true or false")
+        return value
+
+    def string(self, name: str) -> str | None:
+        """A string, or None."""
+        value = self.take(name)
+        if value is not None and not isinstance(value, str):
+            raise invalid(name, f"{name} is {show(value)}; it must be a string")
+        return value
+
+    def only(self, name: str, allowed: Sequence[Any], why: str) -> None:
+        """A field that is known but not supported: only ``allowed`` values pass, which ask for nothing."""
+        value = self.take(name)
+        # 1 == True in Python, but not in JSON.
+        if value is None or any(value == item and type(value) is type(item) for item in allowed):
+            return
+        raise invalid(name, f"{name} is {show(value)}; {why}", code="unsupported_value")
+
+    def finish(self) -> None:
+        """Refuses fields that were not taken."""
+        for name in self._data:
+            if name not in self._taken:
+                raise invalid(name, f"unknown field {name}", code="unknown_parameter")
+
+
+def check_integer(name: str, value: Any, low: int, high: int) -> int:
+    """``value`` if it is an integer in the range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise invalid(name, f"{name} is {show(value)}; it must be an integer from {low} to {high}")
+    return value
+
+
+def check_number(name: str, value: Any, low: float, high: float) -> float:
+    """``value`` if it is a number in the range."""
+    if not _is_number(value) or not low <= value <= high:
+        raise invalid(name, f"{name} is {show(value)}; it must be a number from {low:g} to {high:g}")
+    return float(value)
+
+
+def show(value: Any) -> str:
+    """A value for an error message: JSON, cut when it is long."""
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

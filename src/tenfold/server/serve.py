@@ -1,0 +1,169 @@
+"""Running a server: from a configuration to a listening socket, and down again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+import uvloop
+
+from tenfold.config import ResolvedPlan, ServeConfig
+from tenfold.protocol import EnginePlan
+from tenfold.server.app import App
+from tenfold.server.flights import Flights
+from tenfold.server.metrics import Metrics
+from tenfold.server.text import Text
+from tenfold.worker.process import ENGINE_BUILDER
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 75
+"""Longer than the usual load balancer's, so that it is not the server who hangs up on a request just sent."""
+
+ReadyCallback = Callable[[ResolvedPlan, str], None]
+"""Told the plan and the server's URL once requests are welcome."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling, which would end the process with a signal after a clean stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket; the port is taken before anything is loaded. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise OSError(
+            error.errno, f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
+        ) from None
+    return sock
+
+
+def serve(
+    config: ServeConfig,
+    path: str,
+    load_text: Callable[[str], Text],
+    on_ready: ReadyCallback,
+    builder: str = ENGINE_BUILDER,
+) -> None:
+    """Serves the model at ``path`` until SIGINT or SIGTERM.
+
+    Then it accepts nothing more, lets running requests go on for ``config.drain_s`` (a second signal cuts
+    that short), and returns. Raises StartError, OSError, or what ``load_text`` raises.
+    """
+    sock = bind(config.host, config.port)
+    with sock:
+        uvloop.run(_serve(config, path, load_text, on_ready, builder, sock))
+
+
+async def _serve(
+    config: ServeConfig,
+    path: str,
+    load_text: Callable[[str], Text],
+    on_ready: ReadyCallback,
+    builder: str,
+    sock: socket.socket,
+) -> None:
+    loop = asyncio.get_running_loop()
+    metrics = Metrics()
+    flights = Flights(
+        config.engine_settings(path),
+        metrics,
+        max_queue=config.max_queue,
+        stall_after_s=config.stall_after_s,
+        builder=builder,
+    )
+    stop_asked = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop_asked.set)
+    try:
+        started = await _start(flights, path, load_text, stop_asked)
+        if started is None:
+            return
+        plan, text = started
+        app = App(
+            model=config.model_name,
+            plan=plan,
+            max_body_bytes=config.max_body_bytes,
+            text=text,
+            flights=flights,
+            metrics=metrics,
+        )
+        server = _Server(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=int(config.drain_s) + 2,
+            )
+        )
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.001)
+        gc.collect()
+        gc.freeze()
+        if server.started:
+            host, port = sock.getsockname()[:2]
+            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            on_ready(ResolvedPlan(config=config, path=path, engine=plan), url)
+        await stop_asked.wait()
+        await _drain(flights, server, serving, stop_asked, config.drain_s)
+    finally:
+        await flights.stop()
+
+
+async def _start(
+    flights: Flights, path: str, load_text: Callable[[str], Text], stop_asked: asyncio.Event
+) -> tuple[EnginePlan, Text] | None:
+    """Loads weights (in the worker) and text (here) at the same time. None: stopped meanwhile."""
+    starting = asyncio.create_task(flights.start())
+    loading = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(None, load_text, path))
+    stopping = asyncio.create_task(stop_asked.wait())
+    both = asyncio.gather(starting, loading)
+    stopping.add_done_callback(lambda _: both.cancel())
+    try:
+        plan, text = await both
+        return plan, text
+    except asyncio.CancelledError:
+        return None
+    finally:
+        stopping.cancel()
+
+
+async def _drain(
+    flights: Flights,
+    server: uvicorn.Server,
+    serving: asyncio.Task[None],
+    stop_asked: asyncio.Event,
+    drain_s: float,
+) -> None:
+    log.info("stopping: running requests may take %g s more", drain_s)
+    reason = "the server is shutting down"
+    flights.refuse_new(reason)
+    server.should_exit = True
+    stop_asked.clear()
+    again = asyncio.create_task(stop_asked.wait())
+    await asyncio.wait([serving, again], timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+    flights.abort_all(reason)
+    await serving

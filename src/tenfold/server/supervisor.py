@@ -1,0 +1,196 @@
+"""Keeps one worker alive: starts it, notices its end at once, starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import time
+from typing import Protocol, cast
+
+import msgspec
+
+from tenfold.protocol import (
+    Chunks,
+    EnginePlan,
+    EngineSettings,
+    Failed,
+    FrontMessage,
+    Refused,
+    Shutdown,
+    Start,
+    WorkerMessage,
+)
+from tenfold.worker.framing import FrameReader, frame
+from tenfold.worker.process import spawn_worker
+
+log = logging.getLogger(__name__)
+
+BACKOFF_S = 0.1
+MAX_BACKOFF_S = 10.0
+HEALTHY_AFTER_S = 10.0
+"""A worker that lived this long is restarted without delay when it dies."""
+DOWN_AFTER_STARTS = 3
+"""So many starts in a row that come to nothing, and the worker counts as down."""
+EXIT_GRACE_S = 1.0
+
+
+class StartError(Exception):
+    """The worker could not build its engine; the message is the worker's own."""
+
+
+class WorkerEvents(Protocol):
+    """Who is told of a worker's life. Called in the event loop, in order."""
+
+    def worker_ready(self, plan: EnginePlan) -> None:
+        """A worker, the first or a later one, takes requests; it knows none of the earlier ones."""
+
+    def worker_message(self, message: Chunks | Refused) -> None: ...
+
+    def worker_lost(self) -> None:
+        """Everything that was sent to it is forgotten; a new one is on its way."""
+
+    def worker_down(self, reason: str) -> None:
+        """Starting it again keeps failing; attempts go on, slowly."""
+
+
+class _Link(asyncio.Protocol):
+    """The front's end of a worker's socket."""
+
+    def __init__(self, owner: Supervisor) -> None:
+        self._owner = owner
+        self._reader = FrameReader(msgspec.msgpack.Decoder(WorkerMessage))
+        self._transport: asyncio.Transport | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._reader.feed(data):
+            self._owner.received(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+            self._owner.lost()
+
+    def send(self, message: FrontMessage) -> None:
+        assert self._transport is not None
+        self._transport.write(frame(message))
+
+    def close(self) -> None:
+        assert self._transport is not None
+        self._transport.abort()
+
+
+class Supervisor:
+    """Owns the worker process and the link to it."""
+
+    def __init__(self, settings: EngineSettings, events: WorkerEvents, builder: str) -> None:
+        self._settings = settings
+        self._events = events
+        self._builder = builder
+        self._link: _Link | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._first: asyncio.Future[EnginePlan] | None = None
+        self._last_words = ""
+        self._up_since: float | None = None
+        self._lived_s: float | None = None
+        """How long the last worker took requests; None if it never did."""
+        self._stopping = False
+
+    @property
+    def up(self) -> bool:
+        """Whether a worker takes requests now."""
+        return self._up_since is not None
+
+    async def start(self) -> EnginePlan:
+        """Starts the first worker and waits until it is ready. Raises StartError."""
+        self._first = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._keep_alive())
+        return await self._first
+
+    def send(self, message: FrontMessage) -> None:
+        """Sends if a worker is up; otherwise the message is dropped, as a worker that dies would drop it."""
+        if self.up and self._link is not None:
+            self._link.send(message)
+
+    async def stop(self) -> None:
+        """Ends the worker; it is killed when it is in a step that does not end, or still loading."""
+        self._stopping = True
+        if self._task is None:
+            return
+        if self.up and self._link is not None:
+            self._link.send(Shutdown())
+            await asyncio.wait([self._task], timeout=EXIT_GRACE_S)
+        if self._link is not None:
+            self._link.close()
+        await self._task
+
+    def received(self, message: WorkerMessage) -> None:
+        """A message from the link."""
+        if isinstance(message, Chunks | Refused):
+            self._events.worker_message(message)
+        elif isinstance(message, Failed):
+            self._last_words = message.error
+        else:
+            self._up_since = time.monotonic()
+            self._events.worker_ready(message.plan)
+            if self._first is not None and not self._first.done():
+                self._first.set_result(message.plan)
+
+    def lost(self) -> None:
+        """The link has ended."""
+        self._link = None
+        if self._up_since is not None:
+            self._lived_s = time.monotonic() - self._up_since
+            self._up_since = None
+            if not self._stopping:
+                self._events.worker_lost()
+
+    async def _keep_alive(self) -> None:
+        assert self._first is not None
+        short_lives = failed_starts = 0
+        while True:
+            reason = await self._life()
+            if self._stopping:
+                return
+            if not self._first.done():
+                self._first.set_exception(StartError(reason))
+                return
+            failed_starts = failed_starts + 1 if self._lived_s is None else 0
+            short_lives = short_lives + 1 if (self._lived_s or 0) < HEALTHY_AFTER_S else 0
+            delay = min(MAX_BACKOFF_S, BACKOFF_S * (2 ** (short_lives - 2))) if short_lives > 1 else 0.0
+            log.error("the worker ended (%s); starting it again in %.1f s", reason, delay)
+            if failed_starts >= DOWN_AFTER_STARTS:
+                self._events.worker_down(reason)
+            await asyncio.sleep(delay)
+            if self._stopping:
+                return
+
+    async def _life(self) -> str:
+        """One worker from start to end; returns why it ended."""
+        self._last_words = ""
+        self._lived_s = None
+        process, sock = spawn_worker(self._builder)
+        try:
+            loop = asyncio.get_running_loop()
+            _, link = await loop.create_unix_connection(lambda: _Link(self), sock=sock)
+            self._link = link
+            link.send(Start(settings=self._settings))
+            await link.ended
+        finally:
+            code = await _reap(process, 0.0 if self._stopping else EXIT_GRACE_S)
+        return self._last_words or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+
+
+async def _reap(process: subprocess.Popen[bytes], grace_s: float) -> int:
+    """Waits for a process whose socket is closed, and kills it when it lingers."""
+    deadline = time.monotonic() + grace_s
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            process.kill()
+        await asyncio.sleep(0.005)
+    assert process.returncode is not None
+    return process.returncode

@@ -1,0 +1,82 @@
+"""Text in, token ids out, and back: the only place where the front meets tokenizers and chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Tokens(Protocol):
+    """What the front needs of a tokenizer."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]: ...
+
+    def token_bytes(self, token: int, /) -> bytes: ...
+
+
+class Template(Protocol):
+    """What the front needs of a chat template. Raises ValueError for messages that it does not take."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], /) -> str: ...
+
+
+class Stream(Protocol):
+    """Tokens of one request becoming text; holds back what may still turn out to be part of a stop string."""
+
+    stopped: str | None
+    """The stop string that ended the text."""
+    tokens_used: int
+    """Tokens up to and including the one that completed the stop string."""
+
+    def push(self, token_ids: Iterable[int], /) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Text:
+    """A model's text side. Stateless, and safe to use from several threads."""
+
+    tokenizer: Tokens
+    template: Template | None
+    """None: the model comes without a chat template."""
+    stream: Callable[[tuple[str, ...]], Stream]
+    """A new stream that ends at any of the given stop strings."""
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """A raw prompt: special tokens written in it are taken as such."""
+        return self.tokenizer.encode(text, add_special_tokens=True, parse_special=True)
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """A conversation, ready for the answer. Raises ValueError when the template refuses it."""
+        if self.template is None:
+            raise ValueError("this model has no chat template; use /v1/completions (or generate with --raw)")
+        # The template writes the special tokens itself.
+        return self.tokenizer.encode(
+            self.template.render(messages), add_special_tokens=False, parse_special=True
+        )
+
+
+def load_text(path: str) -> Text:
+    """The text side of the model at ``path``. Raises CheckpointError (a ValueError), naming file or key."""
+    from tenfold.checkpoint.chat_template import ChatTemplate
+    from tenfold.checkpoint.gguf_checkpoint import GGUFCheckpoint
+    from tenfold.checkpoint.text_stream import TextStream
+    from tenfold.checkpoint.tokenizer import Tokenizer
+
+    if Path(path).is_dir():
+        tokenizer = Tokenizer.from_folder(path)
+        template = ChatTemplate.from_folder(path, tokenizer.named_tokens)
+    else:
+        checkpoint = GGUFCheckpoint(path)
+        try:
+            tokenizer = Tokenizer.from_gguf_metadata(checkpoint.metadata)
+            template = ChatTemplate.from_gguf_metadata(checkpoint.metadata, tokenizer.named_tokens)
+        finally:
+            checkpoint.close()
+    return Text(tokenizer, template, lambda stop: TextStream(tokenizer, stop))

@@ -1,0 +1,53 @@
+"""From settings to an engine: the only place where the worker meets checkpoints, models and backends."""
+
+from __future__ import annotations
+
+from tenfold.backends.base import CompileOptions, ProgramInfo
+from tenfold.backends.native import NativeBackend
+from tenfold.checkpoint.locate import locate
+from tenfold.checkpoint.open import open_checkpoint
+from tenfold.config import PAGE_ROWS, available_memory, plan_kv
+from tenfold.engine.engine import Engine
+from tenfold.engine.limits import EngineConfig
+from tenfold.graph.graph import Graph
+from tenfold.models.registry import build_graph
+from tenfold.protocol import EngineSettings
+
+
+def kv_page_bytes(graph: Graph, format: str) -> int:
+    """Memory of a page: K and V of all layers, in BF16, or in F32 when everything is."""
+    return sum(2 * kv.heads * kv.head_dim for kv in graph.kv) * PAGE_ROWS * (4 if format == "f32" else 2)
+
+
+def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
+    """Opens the model, compiles it for this machine and makes an engine of it.
+
+    The checkpoint is closed again; the engine owns the program. Raises ValueError (as CheckpointError
+    is) for a model or settings that cannot be served, FileNotFoundError for a model that is not there.
+    """
+    checkpoint = open_checkpoint(locate(settings.model))
+    try:
+        graph = build_graph(checkpoint.config)
+        pages = plan_kv(
+            settings.kv_memory_bytes,
+            available_memory(),
+            kv_page_bytes(graph, settings.format),
+            graph.max_context,
+            settings.max_running,
+        )
+        program = NativeBackend().compile(
+            graph,
+            checkpoint,
+            CompileOptions(
+                threads=settings.threads,
+                isa=settings.isa,  # type: ignore[arg-type]  # the backend names what it does not know
+                format=settings.format,  # type: ignore[arg-type]
+                max_rows=settings.max_batch_tokens,
+                max_logit_rows=settings.max_running,
+                kv_pages=pages,
+            ),
+        )
+    finally:
+        checkpoint.close()
+    config = EngineConfig(max_batch_tokens=settings.max_batch_tokens, max_running=settings.max_running)
+    return Engine(program, config), program.info

@@ -1,0 +1,91 @@
+"""Messages on a stream socket: four bytes of length (little-endian), then msgpack."""
+
+from __future__ import annotations
+
+import socket
+from typing import Generic, TypeVar
+
+import msgspec
+
+from tenfold.protocol import FrontMessage, WorkerMessage
+
+T = TypeVar("T")
+
+MAX_FRAME_BYTES = 256 << 20
+"""A longer frame means that the peer is broken."""
+
+
+def frame(message: FrontMessage | WorkerMessage) -> bytes:
+    """The bytes of one message."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(4, "little") + body
+
+
+class FrameReader(Generic[T]):
+    """Cuts a byte stream into messages, wherever the reads happened to end.
+
+    ``decoder`` decides which messages are welcome; anything else raises msgspec.DecodeError.
+    """
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[T]) -> None:
+        self._decoder = decoder
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[T]:
+        """The messages that ``data`` completes, in order. Raises ValueError for an impossible length."""
+        pending = self._pending
+        pending += data
+        messages = []
+        start = 0
+        while len(pending) - start >= 4:
+            size = int.from_bytes(pending[start : start + 4], "little")
+            if size > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {size} bytes announced; the limit is {MAX_FRAME_BYTES}")
+            if len(pending) - start - 4 < size:
+                break
+            messages.append(self._decoder.decode(bytes(pending[start + 4 : start + 4 + size])))
+            start += 4 + size
+        del pending[:start]
+        return messages
+
+
+class Channel:
+    """The worker's end: blocking sends, and reads that wait or do not. Owns the socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._reader = FrameReader(msgspec.msgpack.Decoder(FrontMessage))
+        sock.setblocking(True)
+
+    def send(self, message: WorkerMessage) -> None:
+        """Waits while the front is behind: that is the back-pressure. Raises EOFError when it is gone."""
+        try:
+            self._socket.sendall(frame(message))
+        except (BrokenPipeError, ConnectionResetError):
+            raise EOFError("the front closed the connection") from None
+
+    def poll(self) -> list[FrontMessage]:
+        """What has arrived, without waiting. Raises EOFError when the front is gone."""
+        return self._receive(socket.MSG_DONTWAIT)
+
+    def wait(self) -> list[FrontMessage]:
+        """Waits for at least one message. Raises EOFError when the front is gone."""
+        while True:
+            messages = self._receive(0)
+            if messages:
+                return messages
+
+    def _receive(self, flags: int) -> list[FrontMessage]:
+        messages: list[FrontMessage] = []
+        while True:
+            try:
+                data = self._socket.recv(1 << 18, flags)
+            except BlockingIOError:
+                return messages
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                raise EOFError("the front closed the connection")
+            messages += self._reader.feed(data)
+            if len(data) < 1 << 18:
+                return messages

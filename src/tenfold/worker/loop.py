@@ -1,0 +1,91 @@
+"""The worker's loop: take what has arrived, make a step, tell the front."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from tenfold.protocol import (
+    Abort,
+    Chunk,
+    Chunks,
+    FrontMessage,
+    Generate,
+    LoadSnapshot,
+    Refused,
+    Request,
+    Shutdown,
+)
+from tenfold.worker.framing import Channel
+
+LOAD_INTERVAL_S = 0.1
+"""A load snapshot is sent no more often than this while the engine works."""
+
+
+class EngineLike(Protocol):
+    """What the loop needs of an engine; `tenfold.engine.engine.Engine` is one."""
+
+    def add(self, request: Request) -> None:
+        """Raises ValueError (the engine's RequestError) for a request that it cannot serve."""
+        ...
+
+    def abort(self, id: str) -> bool: ...
+
+    def step(self) -> list[Chunk]: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def load(self) -> LoadSnapshot: ...
+
+    def check_integrity(self) -> None: ...
+
+
+class WorkerLoop:
+    """Drives one engine from one channel, in one thread.
+
+    While there is work it never waits for messages; when there is none it checks the engine's books, reports
+    its load and sleeps on the socket. A step's chunks travel in a single message: the front wakes up once.
+    """
+
+    def __init__(self, engine: EngineLike, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._load_due = 0.0
+
+    def run(self) -> None:
+        """Returns after Shutdown. Raises EOFError when the front is gone."""
+        engine, channel = self._engine, self._channel
+        while True:
+            for message in channel.poll() if engine.has_work else self._rest():
+                if isinstance(message, Shutdown):
+                    return
+                self._handle(message)
+            if engine.has_work:
+                self._publish(engine.step())
+
+    def _rest(self) -> list[FrontMessage]:
+        self._engine.check_integrity()
+        self._channel.send(Chunks(load=self._engine.load()))
+        self._load_due = 0.0
+        return self._channel.wait()
+
+    def _handle(self, message: FrontMessage) -> None:
+        if isinstance(message, Generate):
+            try:
+                self._engine.add(message.request)
+            except ValueError as error:
+                self._channel.send(Refused(id=message.request.id, error=str(error)))
+        elif isinstance(message, Abort):
+            self._engine.abort(message.id)
+        else:
+            raise RuntimeError(f"unexpected message {type(message).__name__} in a running worker")
+
+    def _publish(self, chunks: list[Chunk]) -> None:
+        now = time.monotonic()
+        load = None
+        if now >= self._load_due:
+            load = self._engine.load()
+            self._load_due = now + LOAD_INTERVAL_S
+        if chunks or load is not None:
+            self._channel.send(Chunks(chunks=tuple(chunks), load=load))

@@ -1,0 +1,169 @@
+"""An engine without a model: the engine's API, tokens from a hash, time from a clock, faults on demand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import zlib
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from tenfold.protocol import Chunk, EngineSettings, LoadSnapshot, Request, TokenLogprob
+
+VOCAB = 512
+EOS = 0
+POISON = 511
+"""A prompt with this token kills the process at its first step."""
+REFUSED = 510
+"""A prompt with this token is refused by `FakeEngine.add`."""
+HANG = 509
+"""A prompt with this token makes its first step last for ten seconds."""
+
+
+class FakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Given as JSON in the place of the model's path."""
+
+    delay_s: float = 0.0
+    """Time of a step."""
+    load_s: float = 0.0
+    max_context: int = 512
+    kv_pages: int = 4096
+    only_once: str = ""
+    """Not empty: a file; the engine makes it, and cannot be built when it is there."""
+    fail: str = ""
+    """Not empty: the engine cannot be built, for this reason."""
+
+
+def token_at(prompt: tuple[int, ...], seed: int, position: int) -> int:
+    """The token at ``position`` (counted with the prompt): a printable one, never end of sequence."""
+    key = f"{prompt}/{seed}/{position}".encode()
+    return 1 + zlib.crc32(key) % 300
+
+
+class FakeEngine:
+    """Draws `token_at` for every running request in every step."""
+
+    def __init__(self, settings: EngineSettings, config: FakeConfig) -> None:
+        self._config = config
+        self._max_running = settings.max_running
+        self._waiting: deque[Request] = deque()
+        self._running: dict[str, tuple[Request, list[int]]] = {}
+        self._started: set[str] = set()
+        self._steps = 0
+        self._prompt = self._cached = self._generated = 0
+
+    def add(self, request: Request) -> None:
+        if REFUSED in request.prompt:
+            raise ValueError(f"token {REFUSED} is refused by this engine")
+        self._prompt += len(request.prompt)
+        self._waiting.append(request)
+
+    def abort(self, id: str) -> bool:
+        self._started.discard(id)
+        if self._running.pop(id, None) is not None:
+            return True
+        before = len(self._waiting)
+        self._waiting = deque(request for request in self._waiting if request.id != id)
+        return len(self._waiting) < before
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def step(self) -> list[Chunk]:
+        while self._waiting and len(self._running) < self._max_running:
+            request = self._waiting.popleft()
+            self._running[request.id] = (request, list(request.output))
+            if POISON in request.prompt:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if HANG in request.prompt:
+                time.sleep(10)
+        if self._config.delay_s:
+            time.sleep(self._config.delay_s)
+        self._steps += 1
+        chunks = [self._advance(request, output) for request, output in list(self._running.values())]
+        self._generated += len(chunks)
+        return chunks
+
+    def _advance(self, request: Request, output: list[int]) -> Chunk:
+        params = request.params
+        assert params.seed is not None, "the front draws a seed"
+        cached = None
+        if request.id not in self._started:
+            self._started.add(request.id)
+            cached = len(request.prompt) // 16 * 16
+            self._cached += cached
+        position = len(request.prompt) + len(output)
+        token = token_at(request.prompt, params.seed, position)
+        # The end of sequence comes where a hash says so, unless it is to be ignored.
+        if not params.ignore_eos and request.eos_token_ids and position % 97 == 96:
+            token = request.eos_token_ids[0]
+        output.append(token)
+        finish: Any = None
+        stop_token = None
+        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(request.eos_token_ids))
+        if token in ends:
+            finish, stop_token = "stop", token
+        elif len(output) == params.max_tokens or position + 1 >= self._config.max_context:
+            finish = "length"
+        if finish is not None:
+            del self._running[request.id]
+            self._started.discard(request.id)
+        logprobs = None
+        if params.logprobs is not None:
+            top = tuple((token + i, -0.5 - i) for i in range(params.logprobs))
+            logprobs = (TokenLogprob(-0.5, top),)
+        return Chunk(
+            id=request.id,
+            tokens=(token,),
+            logprobs=logprobs,
+            finish=finish,
+            stop_token=stop_token,
+            cached_tokens=cached,
+            queue_ms=None if cached is None else 1.5,
+        )
+
+    def load(self) -> LoadSnapshot:
+        return LoadSnapshot(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            pages_total=self._config.kv_pages,
+            pages_free=self._config.kv_pages - len(self._running),
+            steps=self._steps,
+            prompt_tokens=self._prompt,
+            cached_tokens=self._cached,
+            generated_tokens=self._generated,
+            preemptions=0,
+        )
+
+    def check_integrity(self) -> None:
+        assert not self._running
+        assert not self._started
+
+
+def build_fake_engine(settings: EngineSettings) -> tuple[FakeEngine, Any]:
+    """The worker's builder; ``settings.model`` is a `FakeConfig` in JSON."""
+    config = msgspec.json.decode(settings.model, type=FakeConfig)
+    time.sleep(config.load_s)
+    if config.only_once:
+        with open(config.only_once, "x"):
+            pass
+    if config.fail:
+        raise ValueError(config.fail)
+    info = SimpleNamespace(
+        backend="fake",
+        threads=settings.threads or 1,
+        isa="none",
+        isa_why="there is nothing to compute",
+        vocab_size=VOCAB,
+        max_context=config.max_context,
+        kv_pages=config.kv_pages,
+        page_bytes=1024,
+        weight_bytes=1000,
+        weights=(SimpleNamespace(format="q4", bytes=1000, lossless=True),),
+    )
+    return FakeEngine(settings, config), info

@@ -1,0 +1,110 @@
+"""A real server process over the fake engine, on a free loopback port."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from tenfold.config import ResolvedPlan, ServeConfig
+from tests.helpers.fake_engine import FakeConfig
+
+BUILDER = "tests.helpers.fake_engine:build_fake_engine"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> None:
+    """The server's process: one argument, the ServeConfig as JSON."""
+    import logging
+
+    from tenfold.server.serve import serve
+    from tests.helpers.fake_text import load_fake_text
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    config = msgspec.json.decode(sys.argv[1], type=ServeConfig)
+
+    def ready(plan: ResolvedPlan, url: str) -> None:
+        print(json.dumps({"url": url, "plan": plan.to_json()}), flush=True)
+
+    serve(config, config.model, load_fake_text, ready, BUILDER)
+
+
+class ServerProcess:
+    """A running server."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
+        self.process = process
+        self.url = url
+        self.log = log
+
+    def worker_pid(self) -> int | None:
+        """The worker's process id; None between two workers."""
+        pids = []
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                pids += [int(pid) for pid in (task / "children").read_text().split()]
+        return pids[0] if pids else None
+
+    def kill_worker(self) -> None:
+        """SIGKILL, as the system does it when memory is short."""
+        pid = wait_for(self.worker_pid)
+        os.kill(pid, signal.SIGKILL)
+
+    def metric(self, name: str) -> float:
+        """A metric's value, 0 if it is not there; ``name`` with its labels."""
+        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
+            if line.startswith(name + " "):
+                return float(line.split()[-1])
+        return 0.0
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Signals the server and returns its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+@contextlib.contextmanager
+def running_server(log: Path, fake: FakeConfig | None = None, **config: Any) -> Iterator[ServerProcess]:
+    """A server with the given ServeConfig fields; at exit it must still stop cleanly."""
+    model = msgspec.json.encode(fake or FakeConfig()).decode()
+    full = {"model": model, "served_name": "fake", "port": 0, "drain_s": 0.5, **config}
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from tests.helpers.server_process import main; main()", json.dumps(full)],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=ROOT,
+        )
+    assert process.stdout is not None
+    with process, process.stdout:
+        try:
+            line = process.stdout.readline()
+            assert line, log.read_text()
+            server = ServerProcess(process, json.loads(line)["url"], log)
+            yield server
+            if process.poll() is None:
+                assert server.stop() == 0
+            assert "Traceback" not in log.read_text()
+        finally:
+            process.kill()
+
+
+def wait_for(probe: Any, seconds: float = 10.0) -> Any:
+    """What ``probe`` returns as soon as that is true."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := probe():
+            return value
+        time.sleep(0.01)
+    raise AssertionError("it did not happen in time")

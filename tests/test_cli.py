@@ -1,0 +1,164 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import tenfold.llm
+from tenfold.cli import main
+from tenfold.llm import Completion
+from tenfold.protocol import SamplingParams
+
+
+def run(*args: str, input: str | None = None) -> Any:
+    return CliRunner().invoke(main, args, input=input)
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["inspect"], ["bench"]])
+def test_help_teaches_with_an_example(command: list[str]) -> None:
+    """Every command shows how it is used."""
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    assert "tenfold " + (command[0] if command else "serve") + " smollm2" in result.output
+
+
+def test_help_needs_nothing_heavy() -> None:
+    """So that it is quick: none of the libraries that only some commands need."""
+    code = (
+        "import sys, tenfold, tenfold.cli; "
+        "print([name for name in ('numpy', 'uvicorn', 'uvloop', 'asyncio', 'tokenizers', 'jinja2', 'torch',"
+        " 'prometheus_client') if name in sys.modules])"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["serve"], "MODEL"),
+        (["serve", "m", "--port", "70000"], "port is 70000; it must be from 0 to 65535"),
+        (["serve", "m", "--max-running", "0"], "max_running is 0"),
+        (["serve", "m", "--kv-memory", "much"], "512MiB"),
+        (["serve", "m", "--format", "q3"], "q3"),
+        (["serve", "m", "--speed", "9"], "--speed"),
+        (["generate", "m", "Hi", "--max-tokens", "0"], "max-tokens"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_a_wrong_command_line_is_one_clear_error(args: list[str], says: str) -> None:
+    """Exit code 2, the option and the remedy, no traceback."""
+    result = run(*args)
+    assert result.exit_code == 2
+    assert says in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(("text", "size"), [("1024", 1024), ("512MiB", 512 << 20), ("1.5g", 3 << 29)])
+def test_sizes_have_units(text: str, size: int, fake: dict[str, Any]) -> None:
+    """Binary ones, however they are written."""
+    assert run("generate", "m", "Hi", "--kv-memory", text).exit_code == 0
+    assert fake["options"]["kv_memory_bytes"] == size
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A model that answers in three pieces; what it was asked ends up in the dictionary."""
+    asked: dict[str, Any] = {}
+
+    class FakeLLM:
+        def __init__(self, model: str, **options: Any) -> None:
+            asked.update(model=model, options=options)
+
+        def __enter__(self) -> FakeLLM:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            asked["closed"] = True
+
+        def stream(self, prompt: Any, params: SamplingParams) -> Iterator[Completion]:
+            asked.update(prompt=prompt, params=params)
+            for count, text in enumerate(["one ", "two ", "three"], 1):
+                yield Completion(
+                    text=text,
+                    token_ids=[count],
+                    finish_reason="stop" if count == 3 else None,
+                    logprobs=[],
+                    prompt_tokens=7,
+                    completion_tokens=count,
+                    cached_tokens=0,
+                )
+
+        stream_chat = stream
+
+    monkeypatch.setattr(tenfold.llm, "LLM", FakeLLM)
+    return asked
+
+
+def test_generate_prints_the_answer(fake: dict[str, Any]) -> None:
+    """As it comes or at the end, the same text; the model is closed."""
+    for option in ("--stream", "--no-stream"):
+        result = run("generate", "m", "Hi", option)
+        assert (result.exit_code, result.output) == (0, "one two three\n")
+        assert fake["closed"]
+    assert fake["prompt"] == [{"role": "user", "content": "Hi"}]
+
+
+def test_generate_passes_on_every_option(fake: dict[str, Any]) -> None:
+    """Sampling and engine options, by name."""
+    line = (
+        "generate m Hi --raw --max-tokens 9 --temperature 0 --top-p 0.5 --top-k 3 --min-p 0.1"
+        " --repetition-penalty 1.5 --presence-penalty 0.2 --frequency-penalty 0.3 --seed 8 --stop a --stop b"
+        " --ignore-eos --threads 3 --isa avx2 --format q8 --max-running 5 --max-batch-tokens 64"
+    )
+    assert run(*line.split()).exit_code == 0
+    assert fake["prompt"] == "Hi"
+    assert fake["params"] == SamplingParams(
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.1,
+        repetition_penalty=1.5,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        seed=8,
+        stop=("a", "b"),
+        max_tokens=9,
+        ignore_eos=True,
+    )
+    assert fake["options"] == {
+        "threads": 3,
+        "isa": "avx2",
+        "format": "q8",
+        "kv_memory_bytes": None,
+        "max_running": 5,
+        "max_batch_tokens": 64,
+    }
+
+
+def test_generate_reads_standard_input_and_writes_json(fake: dict[str, Any]) -> None:
+    """For scripts: one object with text, usage and times."""
+    result = run("generate", "m", "--json", input="What is this?")
+    found = json.loads(result.output)
+    assert fake["prompt"] == [{"role": "user", "content": "What is this?"}]
+    assert (found["text"], found["finish_reason"], found["completion_tokens"]) == ("one two three", "stop", 3)
+    assert found["ttft_ms"] >= 0
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
+    """One line with the remedy, exit code 1."""
+    from tenfold.server.serve import bind
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}.*--port"):
+            bind("127.0.0.1", port)

@@ -1,0 +1,94 @@
+"""The configuration and what it resolves to."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenfold.config import PAGE_ROWS, ResolvedPlan, ServeConfig, explain_kv, format_bytes, plan_kv
+from tenfold.protocol import EnginePlan
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("port", 70000),
+        ("threads", -1),
+        ("max_batch_tokens", 0),
+        ("max_running", 0),
+        ("max_queue", -1),
+        ("kv_memory_bytes", 0),
+        ("isa", "sse2"),
+        ("format", "q3"),
+        ("stall_after_s", 0.0),
+    ],
+)
+def test_a_value_out_of_range_names_its_field(field: str, value: object) -> None:
+    """The message says which field, which value, and what would do."""
+    with pytest.raises(ValueError, match=f"{field} is .*{value}.*must be"):
+        ServeConfig(model="m", **{field: value})  # type: ignore[arg-type]
+
+
+def test_the_name_in_the_api_is_without_the_folder() -> None:
+    """Unless another was given."""
+    assert ServeConfig(model="/models/a.gguf").model_name == "a.gguf"
+    assert ServeConfig(model="smollm2").model_name == "smollm2"
+    assert ServeConfig(model="/models/a.gguf", served_name="b").model_name == "b"
+
+
+@given(st.integers(0, 1 << 40), st.integers(1, 1 << 24), st.integers(1, 1 << 17), st.integers(1, 4096))
+def test_the_kv_cache_neither_fills_the_machine_nor_is_useless(
+    available: int, page_bytes: int, context: int, running: int
+) -> None:
+    """At least one context; beyond that at most a quarter of what is free, and no more than can be used."""
+    pages = plan_kv(None, available, page_bytes, context, running)
+    one = -(-context // PAGE_ROWS)
+    assert one <= pages <= running * one
+    assert pages == one or pages * page_bytes <= available / 4
+    assert explain_kv(pages, None, context, running)
+
+
+def test_an_asked_for_kv_cache_is_taken_as_it_is() -> None:
+    """Rounded down to pages; less than a page is an error that says how much a page takes."""
+    assert plan_kv(10_500, 0, 1000, 100, 1) == 10
+    with pytest.raises(ValueError, match="takes 1000"):
+        plan_kv(999, 0, 1000, 100, 1)
+
+
+def test_the_plan_is_for_people_and_for_machines() -> None:
+    """Every line has a value and a why; the same as JSON."""
+    engine = EnginePlan(
+        backend="native",
+        threads=2,
+        isa="avx2",
+        isa_why="best that this machine has",
+        vocab_size=10,
+        max_context=160,
+        kv_pages=10,
+        page_bytes=1 << 20,
+        weight_bytes=1,
+        format_bytes={"q4": 3 << 20},
+        lossy_weights=0,
+        weights=4,
+        max_batch_tokens=512,
+        max_running=64,
+        load_ms=1,
+    )
+    plan = ResolvedPlan(config=ServeConfig(model="m"), path="/m.gguf", engine=engine)
+    assert all(line.value and line.why for line in plan.lines())
+    assert "10.0 MiB = 160 tokens" in plan.text()
+    assert "one full context" in plan.text()
+    data = json.loads(json.dumps(plan.to_json()))
+    assert data["engine"]["isa"] == "avx2"
+    assert {line["name"] for line in data["lines"]} >= {"model", "weights", "threads", "kv cache"}
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(5, "5 B"), (1024, "1.0 KiB"), (3 << 20, "3.0 MiB"), (5 << 29, "2.5 GiB")]
+)
+def test_bytes_for_people(size: int, text: str) -> None:
+    """In the unit that reads best."""
+    assert format_bytes(size) == text

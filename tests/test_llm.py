@@ -1,0 +1,105 @@
+"""The Python API, over the fake engine."""
+
+from __future__ import annotations
+
+import pytest
+
+import tenfold
+from tenfold.llm import LLM, Prompt
+from tenfold.protocol import EngineSettings, SamplingParams
+from tests.helpers import expected
+from tests.helpers.fake_engine import REFUSED, FakeConfig, FakeEngine
+from tests.helpers.fake_text import load_fake_text
+
+PARAMS = SamplingParams(seed=4, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine(EngineSettings(model="", max_running=2), FakeConfig())
+
+
+@pytest.fixture
+def llm(engine: FakeEngine) -> LLM:
+    llm = LLM.__new__(LLM)
+    llm._setup(engine, load_fake_text(""))
+    return llm
+
+
+def test_many_prompts_are_answered_in_their_order(llm: LLM) -> None:
+    """More than run at once, as text and as ids."""
+    prompts: list[Prompt] = ["abc", [66, 67], "x"]
+    found = llm.generate(prompts, PARAMS)
+    assert [each.text for each in found] == [
+        expected.text("abc", 4, 12),
+        expected.text("ab", 4, 12),
+        expected.text("x", 4, 12),
+    ]
+    assert [each.finish_reason for each in found] == ["length"] * 3
+    assert [len(each.token_ids) for each in found] == [12] * 3
+
+
+def test_one_prompt_gives_a_list_of_one(llm: LLM) -> None:
+    """As text, as ids, and as a conversation; several conversations are several answers."""
+    assert [each.text for each in llm.generate("abc", PARAMS)] == [expected.text("abc", 4, 12)]
+    assert [each.text for each in llm.generate([66, 67, 68], PARAMS)] == [expected.text("abc", 4, 12)]
+    talk = [{"role": "user", "content": "Hi"}]
+    assert [each.text for each in llm.chat(talk, PARAMS)] == [expected.chat_text("Hi", 4, 12)]
+    assert len(llm.chat([talk, talk], PARAMS)) == 2
+
+
+def test_a_stream_is_the_answer_in_pieces(llm: LLM) -> None:
+    """Only the last piece has a finish reason."""
+    pieces = list(llm.stream("abc", PARAMS))
+    assert "".join(piece.text for piece in pieces) == expected.text("abc", 4, 12)
+    assert [piece.finish_reason for piece in pieces] == [None] * 11 + ["length"]
+
+
+def test_a_stop_string_ends_the_answer_and_frees_the_engine(llm: LLM, engine: FakeEngine) -> None:
+    """The text ends before it, and the engine goes on with nothing."""
+    full = expected.text("abc", 4, 12)
+    stop = full[5:8]
+    params = SamplingParams(seed=4, max_tokens=400, ignore_eos=True, stop=(stop,))
+    (found,) = llm.generate("abc", params)
+    assert (found.text, found.finish_reason) == (full[: full.index(stop)], "stop")
+    assert not engine.has_work
+
+
+def test_a_stream_that_is_dropped_is_aborted(llm: LLM, engine: FakeEngine) -> None:
+    """Whoever stops reading leaves nothing behind."""
+    stream = llm.stream("abc", SamplingParams(max_tokens=400, ignore_eos=True))
+    next(stream)
+    assert engine.has_work
+    stream.close()  # type: ignore[attr-defined]
+    assert not engine.has_work
+
+
+def test_logprobs_and_usage_are_handed_over(llm: LLM) -> None:
+    """One entry a token."""
+    params = SamplingParams(seed=4, max_tokens=5, ignore_eos=True, logprobs=2)
+    (found,) = llm.generate("x" * 20, params)
+    assert [len(entry.top) for entry in found.logprobs] == [2] * 5
+    assert (found.prompt_tokens, found.completion_tokens, found.cached_tokens) == (20, 5, 16)
+
+
+def test_a_refused_prompt_leaves_nothing_of_the_others(llm: LLM, engine: FakeEngine) -> None:
+    """The error is the engine's, and no request is left running."""
+    with pytest.raises(ValueError, match="refused"):
+        llm.generate([[66], [REFUSED]], PARAMS)
+    assert not engine.has_work
+
+
+def test_a_closed_model_says_so(llm: LLM) -> None:
+    """Instead of an attribute error from the depths."""
+    with llm:
+        pass
+    with pytest.raises(ValueError, match="closed"):
+        llm.generate("abc")
+
+
+def test_the_package_offers_its_names_and_no_others() -> None:
+    """``from tenfold import LLM, SamplingParams``."""
+    assert tenfold.LLM is LLM
+    assert tenfold.SamplingParams is SamplingParams
+    with pytest.raises(AttributeError, match="nothing_such"):
+        _ = tenfold.nothing_such

@@ -1,0 +1,155 @@
+"""The worker's loop over an engine that can be watched."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from tenfold.protocol import (
+    Abort,
+    Chunks,
+    EngineSettings,
+    FrontMessage,
+    Generate,
+    Refused,
+    Request,
+    SamplingParams,
+    Shutdown,
+    WorkerMessage,
+)
+from tenfold.worker.framing import Channel, FrameReader, frame
+from tenfold.worker.loop import WorkerLoop
+from tests.helpers.expected import tokens
+from tests.helpers.fake_engine import REFUSED, FakeConfig, FakeEngine
+
+
+class Front:
+    """The other end of a loop that runs in a thread."""
+
+    def __init__(self, config: FakeConfig) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(10)
+        self.checks = 0
+        engine = FakeEngine(EngineSettings(model=""), config)
+        original = engine.check_integrity
+
+        def check() -> None:
+            self.checks += 1
+            original()
+
+        engine.check_integrity = check  # type: ignore[method-assign]
+        self.ended: BaseException | None = None
+        self._reader = FrameReader(msgspec.msgpack.Decoder(WorkerMessage))
+        self._pending: list[WorkerMessage] = []
+        self.thread = threading.Thread(target=self._run, args=(engine, theirs))
+        self.thread.start()
+
+    def _run(self, engine: FakeEngine, theirs: socket.socket) -> None:
+        with theirs:
+            try:
+                WorkerLoop(engine, Channel(theirs)).run()
+            except EOFError as error:
+                self.ended = error
+
+    def say(self, *messages: FrontMessage) -> None:
+        self.socket.sendall(b"".join(frame(message) for message in messages))
+
+    def hear(self) -> WorkerMessage:
+        while not self._pending:
+            self._pending += self._reader.feed(self.socket.recv(1 << 16))
+        return self._pending.pop(0)
+
+
+@pytest.fixture
+def front() -> Iterator[Front]:
+    front = Front(FakeConfig(delay_s=0.002))
+    yield front
+    front.socket.close()
+    front.thread.join(10)
+    assert not front.thread.is_alive()
+
+
+def request(id: str, count: int, prompt: tuple[int, ...] = (1, 2, 3)) -> Generate:
+    params = SamplingParams(seed=7, max_tokens=count, ignore_eos=True)
+    return Generate(request=Request(id=id, prompt=prompt, params=params))
+
+
+def test_a_step_is_one_message_and_idleness_is_reported_and_checked(front: Front) -> None:
+    """Both requests' tokens of a step travel together; when all is done the load says so."""
+    assert front.hear() == Chunks(load=FakeEngine(EngineSettings(model=""), FakeConfig()).load())
+    front.say(request("a", 5), request("b", 5))
+    got: dict[str, list[int]] = {"a": [], "b": []}
+    while True:
+        message = front.hear()
+        assert isinstance(message, Chunks)
+        if not message.chunks:
+            break
+        assert [chunk.id for chunk in message.chunks] == ["a", "b"]
+        for chunk in message.chunks:
+            got[chunk.id] += chunk.tokens
+    assert got["a"] == got["b"] == tokens((1, 2, 3), 7, 5)
+    assert message.load is not None
+    assert (message.load.running, message.load.waiting, message.load.generated_tokens) == (0, 0, 10)
+    assert front.checks == 2
+
+
+def test_a_refused_request_is_answered_and_harms_nobody(front: Front) -> None:
+    """An engine's RequestError becomes Refused with its reason; others go on."""
+    front.hear()
+    front.say(request("bad", 3, (REFUSED,)), request("good", 3))
+    assert front.hear() == Refused(id="bad", error=f"token {REFUSED} is refused by this engine")
+    message = front.hear()
+    assert isinstance(message, Chunks)
+    assert [chunk.id for chunk in message.chunks] == ["good"]
+
+
+def test_an_aborted_request_yields_nothing_more(front: Front) -> None:
+    """After Abort the engine is idle again, long before the request's own end; an unknown id does no harm."""
+    front.hear()
+    front.say(request("a", 500))
+    front.hear()
+    front.say(Abort(id="a"), Abort(id="never seen"))
+    for _ in range(100):
+        message = front.hear()
+        assert isinstance(message, Chunks)
+        if message.load is not None and not message.load.running:
+            return
+    raise AssertionError("the request runs on")
+
+
+def test_load_snapshots_do_not_come_with_every_step(front: Front) -> None:
+    """At most one every 100 ms while the engine works."""
+    front.hear()
+    front.say(request("a", 100))
+    messages: list[Chunks] = []
+    while not messages or messages[-1].chunks[0].finish is None:
+        message = front.hear()
+        assert isinstance(message, Chunks)
+        messages.append(message)
+    # 100 steps of 2 ms and more: a slow machine makes more snapshots, but never one a step.
+    assert 1 <= sum(message.load is not None for message in messages) < 50
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_loop_ends_with_its_front(front: Front, busy: bool) -> None:
+    """A worker does not outlive the front, idle or in the middle of a request."""
+    front.hear()
+    if busy:
+        front.say(request("a", 10**6))
+        front.hear()
+    front.socket.close()
+    front.thread.join(10)
+    assert isinstance(front.ended, EOFError)
+
+
+def test_shutdown_ends_the_loop(front: Front) -> None:
+    """Also in the middle of a request."""
+    front.hear()
+    front.say(request("a", 10**6), Shutdown())
+    front.thread.join(10)
+    assert not front.thread.is_alive()
+    assert front.ended is None
