@@ -3,8 +3,8 @@
     python benchmarks/accuracy.py smollm2                     # KL and greedy agreement of the served formats
     python benchmarks/accuracy.py smollm2 --transformers      # largest difference of F32 logits
 
-The text is Python's own manual (`pydoc_data.topics`), which every installation has. Needs torch, and transformers for
-the second form. Prints JSON.
+The text is Python's own manual (`pydoc_data.topics`), which every installation has. Needs torch, and
+transformers for the second form. Prints JSON.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def transformers_model(checkpoint: Checkpoint) -> Any:
 
 def main() -> None:
     """Runs one of the two comparisons."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--formats", default="auto", help="comma-separated: auto, q8, q4, bf16, f32")
     parser.add_argument("--transformers", action="store_true")
@@ -151,7 +153,9 @@ def main() -> None:
         # The oracle computes the same stored weights exactly: what is measured is the arithmetic.
         oracle = TorchBackend().compile(graph, checkpoint, options(fmt))
         native = NativeBackend().compile(graph, checkpoint, options(fmt))
-        print(json.dumps({"format": fmt, "isa": native.info.isa, **compare(oracle, native, texts)}), flush=True)
+        print(
+            json.dumps({"format": fmt, "isa": native.info.isa, **compare(oracle, native, texts)}), flush=True
+        )
 
 
 if __name__ == "__main__":

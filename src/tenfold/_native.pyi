@@ -1,4 +1,5 @@
-"""The compiled core. `native/bindings.cpp` defines it; `backends/native.py` is its only user beside the benchmarks."""
+"""The compiled core. `native/bindings.cpp` defines it; `backends/native.py` is its only user beside the
+benchmarks."""
 
 from typing import Any
 

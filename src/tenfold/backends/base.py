@@ -1,4 +1,5 @@
-"""The seam between what is computed and what computes it: ``compile(graph, checkpoint, options) -> Program``."""
+"""The seam between what is computed and what computes it: ``compile(graph, checkpoint, options) ->
+Program``."""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
 class SamplingBatch(msgspec.Struct, frozen=True, kw_only=True):
     """How the token after each wanted row is drawn: a struct of arrays with one entry ``n`` per wanted row.
 
-    The order is: bias, penalties, temperature, top_k, top_p, min_p, then argmax of ``logit / temperature + Gumbel(seed,
-    position, token)`` over what is left. Temperature 0 is plain argmax of the penalised logits; ties go to the lowest id.
+    The order is: bias, penalties, temperature, top_k, top_p, min_p, then argmax of ``logit / temperature +
+    Gumbel(seed, position, token)`` over what is left. Temperature 0 is plain argmax of the penalised logits;
+    ties go to the lowest id.
     """
 
     temperature: Floats
@@ -66,8 +68,8 @@ class SamplingBatch(msgspec.Struct, frozen=True, kw_only=True):
     bias_values: Floats
     """Added to the logit; -inf forbids."""
     logprobs: Int32s
-    """-1: none. k >= 0: log-probability of the drawn token and the k most likely, of the model's own distribution
-    (raw logits, before bias, penalties and temperature)."""
+    """-1: none. k >= 0: log-probability of the drawn token and the k most likely, of the model's own
+    distribution (raw logits, before bias, penalties and temperature)."""
 
 
 class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +82,9 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     row_offsets: Int32s
     """[S + 1]: sequence s has rows ``row_offsets[s] : row_offsets[s + 1]``."""
     cached_rows: Int32s
-    """[S]: KV rows the sequence had before this step. Its i-th row of the step goes to cache row ``cached_rows[s] + i``,
-    that is to page ``// 16``, line ``% 16``, and attends to every cache row up to its own."""
+    """[S]: KV rows the sequence had before this step. Its i-th row of the step goes to cache row
+    ``cached_rows[s] + i``, that is to page ``// 16``, line ``% 16``, and attends to every cache row up to its
+    own."""
     page_offsets: Int32s
     """[S + 1] into ``pages``."""
     pages: Int32s

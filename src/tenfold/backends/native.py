@@ -1,7 +1,7 @@
 """The native CPU backend: lowers a fused graph to a program of the core.
 
-This file decides what goes where (matrices, vectors, activation buffers); the core only runs. A buffer is used
-again as soon as nobody reads its value any more, so that a step's activations stay in cache.
+This file decides what goes where (matrices, vectors, activation buffers); the core only runs. A buffer is
+used again as soon as nobody reads its value any more, so that a step's activations stay in cache.
 """
 
 from __future__ import annotations
