@@ -97,9 +97,11 @@ void write_rows(Program& program, int index, int first, const AnyArray& codes, s
   if (first < 0 || first % kPanel != 0 || static_cast<size_t>(first) + count > static_cast<size_t>(m.rows))
     throw std::invalid_argument("write_rows: rows outside the matrix, or not from a multiple of 16");
   const auto check = [&](const std::optional<AnyArray>& a, bool wanted, const char* name) {
-    if (a.has_value() != wanted) throw std::invalid_argument(std::string("write_rows: ") + name + " missing or unwanted");
-    if (wanted && (a->ndim() != 2 || a->shape(0) != count || a->shape(1) != static_cast<size_t>(m.cols / m.layout.group) ||
-                   a->itemsize() != (m.layout.wide ? 4u : 2u)))
+    if (a.has_value() != wanted)
+      throw std::invalid_argument(std::string("write_rows: ") + name + " missing or unwanted");
+    if (wanted &&
+        (a->ndim() != 2 || a->shape(0) != count || a->shape(1) != static_cast<size_t>(m.cols / m.layout.group) ||
+         a->itemsize() != (m.layout.wide ? 4u : 2u)))
       throw std::invalid_argument(std::string("write_rows: ") + name + " has another shape or type than the matrix");
   };
   check(scale, m.layout.quantized(), "scale");
@@ -112,12 +114,12 @@ void write_rows(Program& program, int index, int first, const AnyArray& codes, s
 
 // Arrays of a StepBatch, in the order in which backends/native.py passes them.
 nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions, Array<int32_t> row_offsets,
-               Array<int32_t> cached_rows, Array<int32_t> page_offsets, Array<int32_t> pages,
-               Array<int32_t> logit_rows, Array<float> temperature, Array<int32_t> top_k, Array<float> top_p,
-               Array<float> min_p, Array<float> repetition, Array<float> presence, Array<float> frequency,
-               Array<uint64_t> seed, Array<int64_t> position, Array<int32_t> history_offsets,
-               Array<int32_t> history_tokens, Array<int32_t> history_counts, Array<int32_t> bias_offsets,
-               Array<int32_t> bias_tokens, Array<float> bias_values, Array<int32_t> logprobs, bool want_logits) {
+               Array<int32_t> cached_rows, Array<int32_t> page_offsets, Array<int32_t> pages, Array<int32_t> logit_rows,
+               Array<float> temperature, Array<int32_t> top_k, Array<float> top_p, Array<float> min_p,
+               Array<float> repetition, Array<float> presence, Array<float> frequency, Array<uint64_t> seed,
+               Array<int64_t> position, Array<int32_t> history_offsets, Array<int32_t> history_tokens,
+               Array<int32_t> history_counts, Array<int32_t> bias_offsets, Array<int32_t> bias_tokens,
+               Array<float> bias_values, Array<int32_t> logprobs, bool want_logits) {
   Batch b;
   const size_t rows = tokens.shape(0), sequences = cached_rows.shape(0), n = logit_rows.shape(0);
   need(positions, rows, "positions");
@@ -252,7 +254,8 @@ NB_MODULE(_native, m) {
           },
           "rows"_a, "cols"_a, "format"_a, "group"_a, "wide"_a, "minimum"_a)
       .def("write_rows", &write_rows, "matrix"_a, "first"_a, "codes"_a, "scale"_a.none(), "minimum"_a.none())
-      .def("matrix_bytes", [](Program& p, int index) { return p.matrix(index).bytes(); }, "matrix"_a)
+      .def(
+          "matrix_bytes", [](Program& p, int index) { return p.matrix(index).bytes(); }, "matrix"_a)
       .def(
           "read_row",
           [](Program& p, int index, int row) {
@@ -287,9 +290,9 @@ NB_MODULE(_native, m) {
              int output) {
             const auto& [qw, qe, qo] = query_norm;
             const auto& [kw, ke, ko] = key_norm;
-            p.add_attention(input, {layer, heads, kv_heads, head_dim, window, scale, softcap, {qw, qe, qo}, {kw, ke, ko},
-                                    rope},
-                            output);
+            p.add_attention(
+                input, {layer, heads, kv_heads, head_dim, window, scale, softcap, {qw, qe, qo}, {kw, ke, ko}, rope},
+                output);
           },
           "input"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "window"_a, "scale"_a, "softcap"_a,
           "query_norm"_a, "key_norm"_a, "rope"_a, "output"_a)
@@ -307,8 +310,9 @@ NB_MODULE(_native, m) {
       .def("step", &step)
       .def("weight_bytes", &Program::weight_bytes)
       .def("page_bytes", [](Program& p) { return p.pages().page_bytes(); })
-      .def("copy_rows", [](Program& p, int source, int target, int rows) { p.pages().copy_rows(source, target, rows); },
-           "source"_a, "target"_a, "rows"_a)
+      .def(
+          "copy_rows", [](Program& p, int source, int target, int rows) { p.pages().copy_rows(source, target, rows); },
+          "source"_a, "target"_a, "rows"_a)
       .def("read_page", &read_page, "page"_a)
       .def("write_page", &write_page, "page"_a, "data"_a);
 }

@@ -76,12 +76,12 @@ class AttentionOp final : public Op {
   // Norm, rotation and scale of one head, in place.
   void turn(Program& p, int row, float* x, const NormSpec& norm, float scale, int thread) const {
     (void)thread;
-    if (norm.weight >= 0)
-      p.kernels().rms_norm(x, p.vector(norm.weight), norm.offset, norm.eps, spec_.head_dim, x);
+    if (norm.weight >= 0) p.kernels().rms_norm(x, p.vector(norm.weight), norm.offset, norm.eps, spec_.head_dim, x);
     if (spec_.rope >= 0) {
       const RopeTable& t = p.rope(spec_.rope);
       const size_t half = t.frequencies.size(), at = static_cast<size_t>(row) * half;
-      p.kernels().rope(x, t.cosine.data() + at, t.sine.data() + at, static_cast<int>(half) * 2, spec_.head_dim, scale, x);
+      p.kernels().rope(x, t.cosine.data() + at, t.sine.data() + at, static_cast<int>(half) * 2, spec_.head_dim, scale,
+                       x);
     } else {
       for (int d = 0; d < spec_.head_dim; ++d) x[d] *= scale;
     }

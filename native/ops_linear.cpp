@@ -52,15 +52,16 @@ class LinearOp final : public Op {
     if (m.layout.quantized())
       p.kernels().linear_quant(m.layout, m.panel(panel), m.cols, codes.from(row), rows, out);
     else
-      p.kernels().linear_float(m.layout, m.panel(panel), m.cols, plain + static_cast<size_t>(row) * stride, stride, rows,
-                               out);
+      p.kernels().linear_float(m.layout, m.panel(panel), m.cols, plain + static_cast<size_t>(row) * stride, stride,
+                               rows, out);
     if (part.bias < 0) return;
     const float* bias = p.vector(part.bias) + panel * kPanel;
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < kPanel; ++c) out[r * kPanel + c] += bias[c];
   }
 
-  void block(Program& p, int panel, int row, int rows, const QuantRows& codes, const float* plain, size_t stride) const {
+  void block(Program& p, int panel, int row, int rows, const QuantRows& codes, const float* plain,
+             size_t stride) const {
     alignas(64) float a[kSumRows * kPanel];
     const Value& out = p.value(output_);
     size_t index = 0;

@@ -7,8 +7,7 @@
 
 namespace tenfold {
 
-KvPages::KvPages(int pages, const std::vector<KvShape>& layers, bool f32)
-    : count_(pages), f32_(f32), layers_(layers) {
+KvPages::KvPages(int pages, const std::vector<KvShape>& layers, bool f32) : count_(pages), f32_(f32), layers_(layers) {
   for (const KvShape& s : layers_) {
     offsets_.push_back(page_bytes_);
     page_bytes_ += static_cast<size_t>(s.heads) * static_cast<size_t>(s.head_dim) * kPageRows * 2 * element();

@@ -260,8 +260,8 @@ void Program::draw(int thread) {
     float* row = logits.data + n * logits.stride;
     if (b.logits != nullptr) std::copy(row, row + vocab, b.logits + n * vocab);
     const size_t top = n * static_cast<size_t>(b.top);
-    const SampleResult r = kernels().sample(row, options_.vocab, b.sampling[n], scratch, b.top_tokens + top,
-                                            b.top_logprobs + top);
+    const SampleResult r =
+        kernels().sample(row, options_.vocab, b.sampling[n], scratch, b.top_tokens + top, b.top_logprobs + top);
     b.drawn[i] = r.token;
     b.logprobs[i] = r.logprob;
   }

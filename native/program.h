@@ -1,7 +1,8 @@
 // A compiled graph: packed weights, activations, KV pages, and one call a step. Knows nothing of requests.
 //
-// Built once (add_*), then stepped. Every op is run by all threads of the team, each on its static share; the program puts a
-// barrier after every op. Programs throw std::invalid_argument on misuse; a step validates its batch before it writes.
+// Built once (add_*), then stepped. Every op is run by all threads of the team, each on its static share; the program
+// puts a barrier after every op. Programs throw std::invalid_argument on misuse; a step validates its batch before it
+// writes.
 #pragma once
 
 #include <cstdint>

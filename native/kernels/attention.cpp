@@ -1,9 +1,9 @@
 // Attention over KV pages, one page after another with the softmax kept online (arXiv 1805.02867), lanes across the 16
 // keys of a page for the scores and across head elements for the values.
 //
-// A tile holds up to kAttentionTile query vectors of one KV head: the query heads of its group, for one or several rows.
-// A page is read once for the whole tile. Every vector has its own limit; a page that lies outside it changes nothing,
-// bit for bit (its probabilities are exactly 0 and its correction exactly 1), so tiles may be cut in any way.
+// A tile holds up to kAttentionTile query vectors of one KV head: the query heads of its group, for one or several
+// rows. A page is read once for the whole tile. Every vector has its own limit; a page that lies outside it changes
+// nothing, bit for bit (its probabilities are exactly 0 and its correction exactly 1), so tiles may be cut in any way.
 #include "attention.h"
 
 #include "simd.h"

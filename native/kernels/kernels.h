@@ -18,13 +18,13 @@ struct AttentionItem {
   const int* first;           // [count] (sliding window)
   int count;
   int head_dim;
-  const int32_t* pages;       // the sequence's page table
-  const uint8_t* pool;        // page p starts at pool + p * page_bytes
+  const int32_t* pages;  // the sequence's page table
+  const uint8_t* pool;   // page p starts at pool + p * page_bytes
   size_t page_bytes;
-  size_t key_offset;          // of this layer's and head's K [dim][16] within a page
-  size_t value_offset;        // of V [16][dim]
-  float softcap;              // 0: none
-  float* scratch;             // kAttentionTile * (head_dim + 64) floats
+  size_t key_offset;    // of this layer's and head's K [dim][16] within a page
+  size_t value_offset;  // of V [16][dim]
+  float softcap;        // 0: none
+  float* scratch;       // kAttentionTile * (head_dim + 64) floats
 };
 
 constexpr int kAttentionTile = 12;

@@ -16,9 +16,9 @@
 
 namespace tenfold {
 
-constexpr int kPanel = 16;      // outputs of a panel
-constexpr int kPageRows = 16;   // rows of a KV page
-constexpr int kActGroup = 32;   // elements of an activation row that share a scale
+constexpr int kPanel = 16;     // outputs of a panel
+constexpr int kPageRows = 16;  // rows of a KV page
+constexpr int kActGroup = 32;  // elements of an activation row that share a scale
 
 enum class Format : uint8_t { F32, BF16, Q8, Q4 };
 
@@ -35,9 +35,12 @@ struct Layout {
   }
   size_t panel_bytes(int cols) const {
     switch (format) {
-      case Format::F32: return static_cast<size_t>(cols) * 64;
-      case Format::BF16: return static_cast<size_t>((cols + 1) / 2) * 64;
-      default: return static_cast<size_t>(cols / group) * group_bytes();
+      case Format::F32:
+        return static_cast<size_t>(cols) * 64;
+      case Format::BF16:
+        return static_cast<size_t>((cols + 1) / 2) * 64;
+      default:
+        return static_cast<size_t>(cols / group) * group_bytes();
     }
   }
 };

@@ -150,8 +150,8 @@ struct CodesOf<Format::Q4, Group> {
   using type = Codes4;
 };
 
-// -zero * sum of a stretch's codes (its half `h` for groups of 16), of either plane. With a minimum, 4-bit codes have no
-// zero point; 8-bit codes always have 128 added.
+// -zero * sum of a stretch's codes (its half `h` for groups of 16), of either plane. With a minimum, 4-bit codes have
+// no zero point; 8-bit codes always have 128 added.
 template <Format F, int Group, bool Minimum, class S>
 TENFOLD_INLINE int32_t correction(const S& s, int h) {
   if constexpr (F == Format::Q4) return Minimum ? 0 : s.minus8;

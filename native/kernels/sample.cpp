@@ -110,9 +110,8 @@ float log_sum(const float* x, int count, float peak) {
 
 // Most likely first, ties to the lowest id.
 void sort_top(const float* x, int vocab, int count, int32_t* ids) {
-  std::partial_sort(ids, ids + count, ids + vocab, [x](int32_t a, int32_t b) {
-    return x[a] > x[b] || (x[a] == x[b] && a < b);
-  });
+  std::partial_sort(ids, ids + count, ids + vocab,
+                    [x](int32_t a, int32_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
 }
 
 void adjust(float* logits, const SampleParams& p) {

@@ -46,9 +46,13 @@ TENFOLD_INLINE VI addi(VI a, VI b) { return _mm512_add_epi32(a, b); }
 TENFOLD_INLINE VI subi(VI a, VI b) { return _mm512_sub_epi32(a, b); }
 TENFOLD_INLINE VI andi(VI a, VI b) { return _mm512_and_si512(a, b); }
 template <int N>
-TENFOLD_INLINE VI shl(VI a) { return _mm512_slli_epi32(a, N); }
+TENFOLD_INLINE VI shl(VI a) {
+  return _mm512_slli_epi32(a, N);
+}
 template <int N>
-TENFOLD_INLINE VI shr(VI a) { return _mm512_srli_epi32(a, N); }
+TENFOLD_INLINE VI shr(VI a) {
+  return _mm512_srli_epi32(a, N);
+}
 // a < b ? x : y, false for NaN
 TENFOLD_INLINE VF select_lt(VF a, VF b, VF x, VF y) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
@@ -88,12 +92,14 @@ TENFOLD_INLINE VI addi(VI a, VI b) { return _mm256_add_epi32(a, b); }
 TENFOLD_INLINE VI subi(VI a, VI b) { return _mm256_sub_epi32(a, b); }
 TENFOLD_INLINE VI andi(VI a, VI b) { return _mm256_and_si256(a, b); }
 template <int N>
-TENFOLD_INLINE VI shl(VI a) { return _mm256_slli_epi32(a, N); }
-template <int N>
-TENFOLD_INLINE VI shr(VI a) { return _mm256_srli_epi32(a, N); }
-TENFOLD_INLINE VF select_lt(VF a, VF b, VF x, VF y) {
-  return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+TENFOLD_INLINE VI shl(VI a) {
+  return _mm256_slli_epi32(a, N);
 }
+template <int N>
+TENFOLD_INLINE VI shr(VI a) {
+  return _mm256_srli_epi32(a, N);
+}
+TENFOLD_INLINE VF select_lt(VF a, VF b, VF x, VF y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
 TENFOLD_INLINE VF load_f16(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }

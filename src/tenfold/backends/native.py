@@ -213,9 +213,9 @@ class _Lowering:
                 output = self._output(op.output, op.input in self.selected, self._dying(op.residual, index))
                 core.add_norm(self.slots[op.input], self._norm(op.norm), residual, output)
             case RMSNorm():
-                norm = NormSpec(weight=op.weight, eps=op.eps, weight_offset=op.weight_offset)
+                spec = NormSpec(weight=op.weight, eps=op.eps, weight_offset=op.weight_offset)
                 output = self._output(op.output, op.inputs[0] in self.selected)
-                core.add_norm(self.slots[op.inputs[0]], self._norm(norm), -1, output)
+                core.add_norm(self.slots[op.inputs[0]], self._norm(spec), -1, output)
             case Scale():
                 output = self._output(op.output, op.inputs[0] in self.selected)
                 core.add_scale(self.slots[op.inputs[0]], op.factor, output)
