@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from typing import TypedDict
 
 from tenfold.backends.base import Program, StepOutput
 from tenfold.engine.batch import BatchBuilder
@@ -15,6 +16,13 @@ from tenfold.kv.pages import IntegrityError
 from tenfold.protocol import Chunk, FinishReason, LoadSnapshot, Request, TokenLogprob
 
 log = logging.getLogger(__name__)
+
+
+class AdmissionNews(TypedDict, total=False):
+    """Fields of a Chunk."""
+
+    cached_tokens: int
+    queue_ms: float
 
 
 class Engine:
@@ -140,23 +148,25 @@ class Engine:
             else (_logprob(output, n, sequence.params.logprobs),),
             finish=finish,
             stop_token=token if finish == "stop" else None,
-            cached_tokens=self._cached_news(sequence),
+            **self._admission_news(sequence),
         )
 
     def _end(self, sequence: Sequence, finish: FinishReason, error: str | None = None) -> Chunk:
         """The last chunk of a sequence that ends without a token; it leaves."""
         self._leave(sequence)
-        return Chunk(id=sequence.id, finish=finish, error=error, cached_tokens=self._cached_news(sequence))
+        return Chunk(id=sequence.id, finish=finish, error=error, **self._admission_news(sequence))
 
     def _leave(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
         self._scheduler.drop(sequence)
 
-    def _cached_news(self, sequence: Sequence) -> int | None:
-        """The prompt tokens found in the cache, for the first chunk after the sequence was admitted."""
+    def _admission_news(self, sequence: Sequence) -> AdmissionNews:
+        """What the first chunk after the sequence's admission tells of it."""
         cached, sequence.cached_tokens_news = sequence.cached_tokens_news, None
-        self._cached_tokens += cached or 0
-        return cached
+        if cached is None:
+            return {}
+        self._cached_tokens += cached
+        return {"cached_tokens": cached, "queue_ms": sequence.queue_ms}
 
 
 def _logprob(output: StepOutput, n: int, top: int) -> TokenLogprob:
