@@ -47,23 +47,24 @@ struct Layout {
 
 // A stretch of 32 activations of a row as int8 codes. The sums fold a weight code's zero point and a weight group's
 // minimum into the dot product: sum(w - z)(a) = sum(w a) - z sum(a).
+//
+// A stretch with an outlier would leave its other elements few levels. Such a stretch is fine: it has a second plane
+// of codes that are worth 1/256 of the first, x = |scale| * (codes + low / 256), and its scale is negative. About one
+// stretch in four is fine, and a layer's error falls to a third; see quantize() in elementwise.cpp.
 struct alignas(64) Stretch {
   int8_t codes[kActGroup];
   float scale;
-  float sum;                 // of the values that the codes stand for
-  int32_t minus8;            // -8   * sum(codes)
-  int32_t minus128;          // -128 * sum(codes)
-  int32_t minus128_half[2];  // the same for each half
-  uint32_t fine;
+  float sum;          // of the values that both planes stand for
+  float sum_half[2];  // the same for each half
+  int32_t minus8;     // -8   * sum(codes)
+  int32_t minus128;   // -128 * sum(codes)
+  int32_t minus128_half[2];
 };
 
-// A stretch with an outlier would leave its other elements few levels. Such a stretch is `fine`: it has a second plane
-// of codes that are worth 1/256 of the first, x = scale * (codes + low / 256). About one stretch in six is, and
-// the error of a layer falls to a third; see quantize() in elementwise.cpp.
+// The second plane; written and read only where the stretch is fine.
 struct alignas(64) FineStretch {
-  int8_t low[kActGroup];  // 0 where not fine
+  int8_t codes[kActGroup];
   int32_t minus8, minus128, minus128_half[2];
-  float sum_half[2];  // of both planes, set for every stretch
 };
 
 // Quantized rows, in blocks of `pitch` rows: [block][stretch][row of block]. A kernel's tile lies within a block, so

@@ -224,19 +224,65 @@ TENFOLD_INLINE V16 max16(const V16& a, const V16& b) {
   return each([&](int i) { return max(a.part[i], b.part[i]); });
 }
 // Lanes are folded in halves, 8, 4, 2, 1: the same order at every level.
+#if defined(TENFOLD_AVX512) || defined(TENFOLD_AVX2)
+TENFOLD_INLINE __m256 fold8(const V16& v, __m256 (*op)(__m256, __m256)) {
+#if defined(TENFOLD_AVX512)
+  return op(_mm512_castps512_ps256(v.part[0]), _mm512_extractf32x8_ps(v.part[0], 1));
+#else
+  return op(v.part[0], v.part[1]);
+#endif
+}
 TENFOLD_INLINE float sum_lanes(const V16& v) {
-  alignas(64) float t[16];
-  store16(t, v);
-  for (int h = 8; h > 0; h >>= 1)
-    for (int i = 0; i < h; ++i) t[i] += t[i + h];
-  return t[0];
+  const __m256 a = fold8(v, [](__m256 x, __m256 y) { return _mm256_add_ps(x, y); });
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 TENFOLD_INLINE float max_lanes(const V16& v) {
-  alignas(64) float t[16];
+  const __m256 a = fold8(v, [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); });
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+#else
+template <class Op>
+TENFOLD_INLINE float fold_lanes(const V16& v, Op op) {
+  float t[16];
   store16(t, v);
   for (int h = 8; h > 0; h >>= 1)
-    for (int i = 0; i < h; ++i) t[i] = t[i] > t[i + h] ? t[i] : t[i + h];
+    for (int i = 0; i < h; ++i) t[i] = op(t[i], t[i + h]);
   return t[0];
+}
+TENFOLD_INLINE float sum_lanes(const V16& v) {
+  return fold_lanes(v, [](float a, float b) { return a + b; });
+}
+TENFOLD_INLINE float max_lanes(const V16& v) {
+  return fold_lanes(v, [](float a, float b) { return a > b ? a : b; });
+}
+#endif
+
+// The low byte of each lane, of values within int8.
+TENFOLD_INLINE void store_bytes(int8_t* p, VI v) {
+#if defined(TENFOLD_AVX512)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
+#elif defined(TENFOLD_AVX2)
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+#else
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(v[i]);
+#endif
+}
+TENFOLD_INLINE int32_t sum_bytes16(const int8_t* p) {
+#if defined(TENFOLD_AVX512) || defined(TENFOLD_AVX2)
+  // Biased to unsigned, since the sum of absolute differences is: two sums of 8.
+  const __m128i v = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(-128));
+  const __m128i s = _mm_sad_epu8(v, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(s) + _mm_extract_epi32(s, 2) - 16 * 128;
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < 16; ++i) sum += p[i];
+  return sum;
+#endif
 }
 
 // e^x by range reduction to |r| <= ln2/2 and a polynomial of degree 6 (Taylor, below 1 ulp there); 0 below -87,
