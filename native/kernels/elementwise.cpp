@@ -14,6 +14,17 @@ constexpr float kOutlier = 3.0f;
 // Peaks below this count as zero, so that products of scales stay normal numbers.
 constexpr float kSmallest = 1e-20f;
 
+// A row with an infinity or NaN: its codes stand for NaN, so that what comes of it is NaN and not some number.
+void quantize_broken(int cols, const QuantRows& to) {
+  for (int g = 0; g < cols / kActGroup; ++g) {
+    Stretch& a = to.stretch[static_cast<size_t>(g) * to.pitch];
+    FineStretch& f = to.fine[static_cast<size_t>(g) * to.pitch];
+    a = {};
+    f = {};
+    a.scale = a.sum = f.sum_half[0] = f.sum_half[1] = NAN;
+  }
+}
+
 }  // namespace
 
 // Symmetric, 127 levels a side, one scale per 32 elements; where an outlier sets the scale, 256 times as many levels.
@@ -24,6 +35,9 @@ void quantize(const float* x, int cols, const QuantRows& to) {
     squares = fma16(v, v, squares);
   }
   const float limit = sum_lanes(squares) / static_cast<float>(cols) * (kOutlier * kOutlier);
+  if (!std::isfinite(limit))  // or only its square is too large
+    for (int i = 0; i < cols; ++i)
+      if (!std::isfinite(x[i])) return quantize_broken(cols, to);
   for (int g = 0; g < cols / kActGroup; ++g) {
     const float* p = x + g * kActGroup;
     V16 peaks = set16(0.0f);
