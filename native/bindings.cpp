@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -36,7 +37,7 @@ nb::ndarray<nb::numpy, T> own(T* data, std::initializer_list<size_t> shape) {
 
 template <class T>
 void need(const Array<T>& array, size_t count, const char* name) {
-  if (array.shape(0) != count)
+  if (array.shape(0) != count || count > static_cast<size_t>(std::numeric_limits<int>::max()))
     throw std::invalid_argument(std::string("step: ") + name + " has " + std::to_string(array.shape(0)) +
                                 " entries, expected " + std::to_string(count));
 }
@@ -70,9 +71,6 @@ std::unique_ptr<Program> make_program(const std::string& isa, int threads, int m
                                       int kv_pages, bool kv_f32, const std::vector<std::tuple<int, int>>& kv) {
   const Kernels* kernels = kernels_of(isa);
   if (kernels == nullptr) throw std::invalid_argument("isa: this machine cannot run " + isa);
-  if (threads < 1 || threads > 1024 || max_rows < 1 || max_logit_rows < 1 || max_logit_rows > max_rows || vocab < 1 ||
-      kv_pages < 1)
-    throw std::invalid_argument("program: threads, rows, vocab and pages must be positive, max_logit_rows <= max_rows");
   std::vector<KvShape> shapes;
   for (const auto& [heads, dim] : kv) shapes.push_back({heads, dim});
   ProgramOptions options;
@@ -86,22 +84,36 @@ std::unique_ptr<Program> make_program(const std::string& isa, int threads, int m
   return std::make_unique<Program>(options, shapes);
 }
 
-size_t element_bytes(const Layout& l) { return l.format == Format::F32 ? 4 : l.format == Format::BF16 ? 2 : 1; }
+nb::dlpack::dtype code_type(const Layout& l) {
+  switch (l.format) {
+    case Format::F32:
+      return nb::dtype<float>();
+    case Format::BF16:
+      return nb::dtype<uint16_t>();
+    case Format::Q8:
+      return nb::dtype<int8_t>();
+    default:
+      return nb::dtype<uint8_t>();
+  }
+}
+
+nb::dlpack::dtype scale_type(const Layout& l) {
+  return {static_cast<uint8_t>(nb::dlpack::dtype_code::Float), static_cast<uint8_t>(l.wide ? 32 : 16), 1};
+}
 
 void write_rows(Program& program, int index, int first, const AnyArray& codes, std::optional<AnyArray> scale,
                 std::optional<AnyArray> minimum) {
   Matrix& m = program.matrix(index);
   const size_t count = codes.ndim() == 2 ? codes.shape(0) : 0;
-  if (count == 0 || codes.shape(1) != static_cast<size_t>(m.cols) || codes.itemsize() != element_bytes(m.layout))
+  if (count == 0 || codes.shape(1) != static_cast<size_t>(m.cols) || codes.dtype() != code_type(m.layout))
     throw std::invalid_argument("write_rows: codes have another shape or type than the matrix");
   if (first < 0 || first % kPanel != 0 || static_cast<size_t>(first) + count > static_cast<size_t>(m.rows))
     throw std::invalid_argument("write_rows: rows outside the matrix, or not from a multiple of 16");
   const auto check = [&](const std::optional<AnyArray>& a, bool wanted, const char* name) {
     if (a.has_value() != wanted)
       throw std::invalid_argument(std::string("write_rows: ") + name + " missing or unwanted");
-    if (wanted &&
-        (a->ndim() != 2 || a->shape(0) != count || a->shape(1) != static_cast<size_t>(m.cols / m.layout.group) ||
-         a->itemsize() != (m.layout.wide ? 4u : 2u)))
+    if (wanted && (a->ndim() != 2 || a->shape(0) != count ||
+                   a->shape(1) != static_cast<size_t>(m.cols / m.layout.group) || a->dtype() != scale_type(m.layout)))
       throw std::invalid_argument(std::string("write_rows: ") + name + " has another shape or type than the matrix");
   };
   check(scale, m.layout.quantized(), "scale");
@@ -123,6 +135,7 @@ nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions
   Batch b;
   const size_t rows = tokens.shape(0), sequences = cached_rows.shape(0), n = logit_rows.shape(0);
   need(positions, rows, "positions");
+  need(pages, pages.shape(0), "pages");
   need(row_offsets, sequences + 1, "row_offsets");
   need(page_offsets, sequences + 1, "page_offsets");
   need(temperature, n, "temperature");
@@ -229,6 +242,8 @@ NB_MODULE(_native, m) {
   m.def(
       "read_bandwidth",
       [](int threads, size_t bytes, int repeats) {
+        if (threads < 1 || threads > 1024 || repeats < 1)
+          throw std::invalid_argument("read_bandwidth: threads must be 1 to 1024, repeats positive");
         nb::gil_scoped_release free;
         return read_bandwidth(threads, bytes, repeats);
       },
@@ -237,7 +252,8 @@ NB_MODULE(_native, m) {
       "gumbel",
       [](const std::string& isa, uint64_t seed, int64_t position, int first, int count) {
         const Kernels* kernels = kernels_of(isa);
-        if (kernels == nullptr || first < 0 || count < 0) throw std::invalid_argument("gumbel: bad arguments");
+        if (kernels == nullptr || first < 0 || count < 0 || first > std::numeric_limits<int>::max() - count)
+          throw std::invalid_argument("gumbel: bad arguments");
         auto out = std::make_unique<float[]>(static_cast<size_t>(count));
         kernels->gumbel(seed, position, first, count, out.get());
         return own(out.release(), {static_cast<size_t>(count)});

@@ -27,6 +27,7 @@ size_t KvPages::value_offset(int layer, int head) const {
 void KvPages::copy_rows(int source, int target, int rows) {
   if (source < 0 || source >= count_ || target < 0 || target >= count_ || rows < 0 || rows > kPageRows)
     throw std::invalid_argument("copy_rows: page or row count out of range");
+  if (source == target) return;
   const uint8_t* from = page(source);
   uint8_t* to = page(target);
   for (int l = 0; l < layers(); ++l) {

@@ -2,7 +2,9 @@
 //
 // Built once (add_*), then stepped. Every op is run by all threads of the team, each on its static share; the program
 // puts a barrier after every op. Programs throw std::invalid_argument on misuse; a step validates its batch before it
-// writes.
+// writes. One caller at a time; the arrays of a batch must not change during its step. A program belongs to the process
+// that made it: a forked child has none of its threads, so that a step there is refused (destroying it there is
+// harmless).
 #pragma once
 
 #include <cstdint>
@@ -85,7 +87,7 @@ struct AttentionSpec {
 
 class Program {
  public:
-  explicit Program(const ProgramOptions& options, const std::vector<KvShape>& kv);
+  Program(const ProgramOptions& options, const std::vector<KvShape>& kv);
   ~Program();
 
   int add_matrix(int rows, int cols, Layout layout);
@@ -142,12 +144,16 @@ class Program {
   static void thread_main(void* self, int index);
   void run(int thread);
   void validate(const Batch& batch) const;
-  void prepare(const Batch& batch);
+  // Finds each row's sequence and cache row. Refuses two rows for one line: they would race.
+  void place(const Batch& batch);
   void draw(int thread);
   QuantRows quant_at(uint8_t* base, int rows, int pitch) const;
   int shared_rows() const { return (options_.max_rows + kBlockRows - 1) / kBlockRows * kBlockRows; }
   size_t quant_bytes(int rows) const;
+  void check_building() const;
   int check_value(int index) const;
+  void check_like(int index, const Value& other, const char* what) const;
+  void check_vector(int index, int count, const char* what) const;
 
   ProgramOptions options_;
   KvPages pages_;
@@ -167,7 +173,8 @@ class Program {
 
   Batch* batch_ = nullptr;
   std::vector<int> row_sequence_, row_cache_;
-  Team team_;  // last: its threads use all of the above
+  std::vector<uint16_t> lines_written_;  // of each page, a bit a line; all 0 between steps
+  Team team_;                            // last: its threads use all of the above
 };
 
 class Op {

@@ -1,5 +1,9 @@
 #include "team.h"
 
+#include <unistd.h>
+
+#include <utility>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -40,11 +44,25 @@ void Barrier::wait() {
   }
 }
 
-Team::Team(int threads) : size_(threads), barrier_(threads, kPhaseSpins) {
-  for (int i = 1; i < threads; ++i) threads_.emplace_back([this, i] { loop(i); });
+Team::Team(int threads) : size_(threads), process_(getpid()), barrier_(threads, kPhaseSpins) {
+  try {
+    for (int i = 1; i < threads; ++i) threads_.emplace_back([this, i] { loop(i); });
+  } catch (...) {  // the system gives no more threads: those that run must not outlive the team
+    dismiss();
+    throw;
+  }
 }
 
-Team::~Team() {
+Team::~Team() { dismiss(); }
+
+bool Team::here() const { return getpid() == process_; }
+
+void Team::dismiss() {
+  if (!here()) {
+    // A forked child: there is nobody to wait for, and the handles can be neither joined nor detached.
+    new std::vector<std::thread>(std::move(threads_));
+    return;
+  }
   stop_.store(1, std::memory_order_relaxed);
   round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();

@@ -43,6 +43,8 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   int size() const { return size_; }
+  // Whether this is the process that made the team: after a fork the child has none of its threads.
+  bool here() const;
   // Runs the task on all threads, the caller being thread 0; returns when all are done. One caller at a time.
   void run(Task task, void* context);
   // To be called by every thread within a task.
@@ -52,8 +54,10 @@ class Team {
 
  private:
   void loop(int index);
+  void dismiss();
 
   const int size_;
+  const int64_t process_;
   Barrier barrier_;
   Task task_ = nullptr;
   void* context_ = nullptr;

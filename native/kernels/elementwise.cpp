@@ -14,6 +14,17 @@ constexpr float kOutlier = 3.0f;
 // Peaks below this count as zero, so that products of scales stay normal numbers.
 constexpr float kSmallest = 1e-20f;
 
+// A row with an infinity or NaN: its codes stand for NaN, so that what comes of it is NaN and not some number.
+void quantize_broken(int cols, const QuantRows& to) {
+  for (int g = 0; g < cols / kActGroup; ++g) {
+    Stretch& a = to.stretch[static_cast<size_t>(g) * to.pitch];
+    FineStretch& f = to.fine[static_cast<size_t>(g) * to.pitch];
+    a = {};
+    f = {};
+    a.scale = a.sum = f.sum_half[0] = f.sum_half[1] = NAN;
+  }
+}
+
 }  // namespace
 
 namespace {
@@ -37,12 +48,14 @@ void quantize(const float* x, int cols, const QuantRows& to) {
     squares = fma16(v, v, squares);
   }
   const float limit = sum_lanes(squares) / static_cast<float>(cols) * (kOutlier * kOutlier);
+  if (!std::isfinite(limit))  // or only its square is too large
+    for (int i = 0; i < cols; ++i)
+      if (!std::isfinite(x[i])) return quantize_broken(cols, to);
   for (int g = 0; g < cols / kActGroup; ++g) {
     const float* p = x + g * kActGroup;
     const V16 first = load16(p), second = load16(p + 16);
     const V16 minus = set16(-1.0f);
-    const float largest =
-        max_lanes(max16(max16(first, mul16(first, minus)), max16(second, mul16(second, minus))));
+    const float largest = max_lanes(max16(max16(first, mul16(first, minus)), max16(second, mul16(second, minus))));
     const float peak = largest > kSmallest ? largest : 0.0f;
     const float scale = peak / 127.0f;
     const VF inverse = set1(peak > 0.0f ? 127.0f / peak : 0.0f);

@@ -75,10 +75,11 @@ float gumbel_of(uint64_t seed, int64_t position, int token) {
   return noise[token % 64];
 }
 
+// NaN is passed over.
 float largest(const float* x, int count) {
   V16 best = set16(-INFINITY);
   int i = 0;
-  for (; i + 16 <= count; i += 16) best = max16(best, load16(x + i));
+  for (; i + 16 <= count; i += 16) best = max16(load16(x + i), best);
   float peak = max_lanes(best);
   for (; i < count; ++i) peak = x[i] > peak ? x[i] : peak;
   return peak;
