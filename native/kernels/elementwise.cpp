@@ -18,16 +18,10 @@ constexpr float kSmallest = 1e-20f;
 void quantize_broken(int cols, const QuantRows& to) {
   for (int g = 0; g < cols / kActGroup; ++g) {
     Stretch& a = to.stretch[static_cast<size_t>(g) * to.pitch];
-    FineStretch& f = to.fine[static_cast<size_t>(g) * to.pitch];
     a = {};
-    f = {};
-    a.scale = a.sum = f.sum_half[0] = f.sum_half[1] = NAN;
+    a.scale = a.sum = a.sum_half[0] = a.sum_half[1] = NAN;
   }
 }
-
-}  // namespace
-
-namespace {
 
 // codes[0..31] = whole[0..31]; returns the sums of both halves.
 struct Halves {
