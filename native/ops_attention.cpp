@@ -28,6 +28,9 @@ class AttentionOp final : public Op {
     const int group = spec_.heads / spec_.kv_heads;
     const int tile_heads = std::min(group, kAttentionTile);
     const int tile_rows = std::max(1, kAttentionTile / tile_heads);
+    // With one row a sequence, and a KV head's query heads in one tile, a tile reads no K or V of this step but its
+    // own.
+    independent_ = b.rows == b.sequences && group <= kAttentionTile;
     int64_t total = 0;
     for (int s = 0; s < b.sequences; ++s)
       for (int row = b.row_offsets[s]; row < b.row_offsets[s + 1]; row += tile_rows) {
@@ -56,26 +59,35 @@ class AttentionOp final : public Op {
   }
 
   void run(Program& p, int thread) override {
-    const Value& in = p.value(input_);
-    const int slots = spec_.heads + spec_.kv_heads;
-    const Range units = share(p.batch().rows * slots, thread, p.team().size());
-    for (int u = units.begin; u < units.end; ++u) {
-      const int row = u / slots, slot = u % slots;
-      float* values = in.data + static_cast<size_t>(row) * in.stride;
-      if (slot < spec_.heads)
-        turn(p, row, values + slot * spec_.head_dim, spec_.query_norm, spec_.scale, thread);
-      else
-        store(p, row, slot - spec_.heads, values + spec_.heads * spec_.head_dim, thread);
+    const int begin = begins_[static_cast<size_t>(thread)], end = begins_[static_cast<size_t>(thread) + 1];
+    if (!independent_) {
+      const int slots = spec_.heads + spec_.kv_heads;
+      const Range units = share(p.batch().rows * slots, thread, p.team().size());
+      for (int u = units.begin; u < units.end; ++u) {
+        const int row = u / slots, slot = u % slots;
+        slot < spec_.heads ? turn_query(p, row, slot) : store(p, row, slot - spec_.heads);
+      }
+      p.team().barrier();
     }
-    p.team().barrier();
-    for (int i = begins_[static_cast<size_t>(thread)]; i < begins_[static_cast<size_t>(thread) + 1]; ++i)
-      attend(p, shares_[static_cast<size_t>(i)], thread);
+    for (int i = begin; i < end; ++i) {
+      const AttentionShare& s = shares_[static_cast<size_t>(i)];
+      if (independent_) {
+        for (int h = s.head; h < s.head + s.heads; ++h) turn_query(p, s.row, h);
+        store(p, s.row, s.kv_head);
+      }
+      attend(p, s, thread);
+    }
   }
 
  private:
+  void turn_query(Program& p, int row, int head) const {
+    const Value& in = p.value(input_);
+    float* x = in.data + static_cast<size_t>(row) * in.stride + head * spec_.head_dim;
+    turn(p, row, x, spec_.query_norm, spec_.scale);
+  }
+
   // Norm, rotation and scale of one head, in place.
-  void turn(Program& p, int row, float* x, const NormSpec& norm, float scale, int thread) const {
-    (void)thread;
+  void turn(Program& p, int row, float* x, const NormSpec& norm, float scale) const {
     if (norm.weight >= 0) p.kernels().rms_norm(x, p.vector(norm.weight), norm.offset, norm.eps, spec_.head_dim, x);
     if (spec_.rope >= 0) {
       const RopeTable& t = p.rope(spec_.rope);
@@ -98,11 +110,13 @@ class AttentionOp final : public Op {
     }
   }
 
-  // `keys` are the row's K values of all heads, followed by its V values.
-  void store(Program& p, int row, int head, float* keys, int thread) const {
+  // K and V of a head into the row's page.
+  void store(Program& p, int row, int head) const {
+    const Value& in = p.value(input_);
+    float* keys = in.data + static_cast<size_t>(row) * in.stride + spec_.heads * spec_.head_dim;
     float* k = keys + head * spec_.head_dim;
     const float* v = keys + (spec_.kv_heads + head) * spec_.head_dim;
-    turn(p, row, k, spec_.key_norm, 1.0f, thread);
+    turn(p, row, k, spec_.key_norm, 1.0f);
     KvPages& pages = p.pages();
     const int at = p.cache_row(row);
     uint8_t* page = pages.page(p.page_table(p.sequence_of(row))[at / kPageRows]);
@@ -153,6 +167,7 @@ class AttentionOp final : public Op {
   const int output_;
   std::vector<AttentionShare> shares_;
   std::vector<int> begins_;
+  bool independent_ = false;
 };
 
 std::unique_ptr<Op> make_attention(int input, AttentionSpec spec, int output) {
