@@ -20,8 +20,8 @@ class AttentionOp final : public Op {
  public:
   AttentionOp(int input, AttentionSpec spec, int output) : input_(input), spec_(spec), output_(output) {}
 
-  // Cuts the step into tiles of query vectors of one KV head. Costs are rows visited; threads take contiguous runs of
-  // tiles of about equal cost.
+  // Cuts the step into tiles of query vectors of one KV head. Costs are about rows visited; threads take runs of tiles
+  // of about equal cost.
   void prepare(Program& p) override {
     shares_.clear();
     const Batch& b = p.batch();
@@ -45,21 +45,10 @@ class AttentionOp final : public Op {
             total += cost;
           }
       }
-    const int threads = p.team().size();
-    begins_.assign(static_cast<size_t>(threads) + 1, static_cast<int>(shares_.size()));
-    begins_[0] = 0;
-    int64_t sum = 0;
-    int next = 1;
-    for (size_t i = 0; i < shares_.size() && next < threads; ++i) {
-      sum += shares_[i].cost;
-      // A thread ends with the tile in which its part of the cost is passed by half.
-      while (next < threads && (sum - shares_[i].cost / 2) * threads >= total * next)
-        begins_[static_cast<size_t>(next++)] = static_cast<int>(i);
-    }
+    total_ = total;
   }
 
-  void run(Program& p, int thread) override {
-    const int begin = begins_[static_cast<size_t>(thread)], end = begins_[static_cast<size_t>(thread) + 1];
+  bool run(Program& p, int thread) override {
     if (!independent_) {
       const int slots = spec_.heads + spec_.kv_heads;
       const Range units = share(p.batch().rows * slots, thread, p.team().size());
@@ -67,16 +56,21 @@ class AttentionOp final : public Op {
         const int row = u / slots, slot = u % slots;
         slot < spec_.heads ? turn_query(p, row, slot) : store(p, row, slot - spec_.heads);
       }
-      p.team().barrier();
+      if (!p.team().barrier(thread)) return false;
     }
-    for (int i = begin; i < end; ++i) {
-      const AttentionShare& s = shares_[static_cast<size_t>(i)];
+    int64_t before = 0;
+    for (const AttentionShare& s : shares_) {
+      // A tile belongs to the thread in whose part of the total cost its middle lies.
+      const int owner = static_cast<int>((before + s.cost / 2) * p.team().size() / total_);
+      before += s.cost;
+      if (owner != thread) continue;
       if (independent_) {
         for (int h = s.head; h < s.head + s.heads; ++h) turn_query(p, s.row, h);
         store(p, s.row, s.kv_head);
       }
       attend(p, s, thread);
     }
+    return true;
   }
 
  private:
@@ -166,7 +160,7 @@ class AttentionOp final : public Op {
   const AttentionSpec spec_;
   const int output_;
   std::vector<AttentionShare> shares_;
-  std::vector<int> begins_;
+  int64_t total_ = 0;
   bool independent_ = false;
 };
 

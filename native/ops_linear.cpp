@@ -13,10 +13,10 @@ class LinearOp final : public Op {
   LinearOp(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual, int output)
       : input_(input), norm_(norm), parts_(std::move(parts)), gate_(gate), residual_(residual), output_(output) {}
 
-  void run(Program& p, int thread) override {
+  bool run(Program& p, int thread) override {
     const Value& in = p.value(input_);
     const int rows = p.rows_of(in);
-    if (rows == 0) return;
+    if (rows == 0) return true;
     bool quantized = false;
     for (const LinearPart& part : parts_) quantized |= p.matrix(part.matrix).layout.quantized();
 
@@ -33,7 +33,7 @@ class LinearOp final : public Op {
                              normed + i * p.widest());
       if (quantized) p.kernels().quantize(plain + i * plain_stride, in.width, codes.from(r));
     }
-    if (!alone && (quantized || norm_.weight >= 0)) p.team().barrier();
+    if (!alone && (quantized || norm_.weight >= 0) && !p.team().barrier(thread)) return false;
 
     int panels = 0;
     for (size_t i = 0; i < (gate_ == Activation::None ? parts_.size() : 1); ++i)
@@ -42,6 +42,7 @@ class LinearOp final : public Op {
     for (int panel = share_of.begin; panel < share_of.end; ++panel)
       for (int row = 0; row < rows; row += kSumRows)
         block(p, panel, row, std::min(kSumRows, rows - row), codes, plain, plain_stride);
+    return true;
   }
 
  private:

@@ -312,10 +312,10 @@ void Program::step(Batch& b) {
   batch_ = nullptr;
 }
 
-void Program::thread_main(void* self, int index) { static_cast<Program*>(self)->run(index); }
+bool Program::thread_main(void* self, int index) { return static_cast<Program*>(self)->run(index); }
 
-void Program::run(int thread) {
-  const Range rows = share(batch_->rows, thread, options_.threads);
+bool Program::run(int thread) {
+  const Range rows = share(batch_->rows, thread, team_.size());
   for (RopeTable& t : ropes_) {
     const size_t half = t.frequencies.size();
     for (int r = rows.begin; r < rows.end; ++r)
@@ -326,10 +326,10 @@ void Program::run(int thread) {
       }
   }
   for (const auto& op : ops_) {
-    op->run(*this, thread);
-    team_.barrier();
+    if (!op->run(*this, thread) || !team_.barrier(thread)) return false;
   }
   draw(thread);
+  return true;
 }
 
 void Program::draw(int thread) {
@@ -338,7 +338,7 @@ void Program::draw(int thread) {
   const size_t vocab = static_cast<size_t>(options_.vocab);
   uint8_t* memory = sample_scratch_[static_cast<size_t>(thread)].data();
   const SampleScratch scratch{reinterpret_cast<float*>(memory), reinterpret_cast<int32_t*>(memory + vocab * 8)};
-  const Range mine = share(b.logit_rows, thread, options_.threads);
+  const Range mine = share(b.logit_rows, thread, team_.size());
   for (int i = mine.begin; i < mine.end; ++i) {
     const size_t n = static_cast<size_t>(i);
     float* row = logits.data + n * logits.stride;

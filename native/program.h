@@ -141,8 +141,8 @@ class Program {
 
  private:
   friend class AttentionOp;
-  static void thread_main(void* self, int index);
-  void run(int thread);
+  static bool thread_main(void* self, int index);
+  bool run(int thread);
   void validate(const Batch& batch) const;
   // Finds each row's sequence and cache row. Refuses two rows for one line: they would race.
   void place(const Batch& batch);
@@ -180,8 +180,9 @@ class Program {
 class Op {
  public:
   virtual ~Op() = default;
-  // Called on every thread of the team; may use the team's barrier if all threads do alike.
-  virtual void run(Program& program, int thread) = 0;
+  // Called on every thread that takes part; may use the team's barrier if all threads do alike. False: the thread was
+  // let go by a barrier.
+  virtual bool run(Program& program, int thread) = 0;
   // Called once a step before the threads start.
   virtual void prepare(Program&) {}
 };
