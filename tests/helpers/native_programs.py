@@ -69,10 +69,12 @@ class TinyModel:
         at = 0
         for kv in self.graph.kv:
             size = kv.heads * kv.head_dim * PAGE_ROWS
-            for order in ((kv.heads, kv.head_dim, PAGE_ROWS), (kv.heads, PAGE_ROWS, kv.head_dim)):
-                parts = [page[at : at + size].reshape(order) for page in pool]
-                rows_first = [np.moveaxis(part, order.index(PAGE_ROWS, 1), 0) for part in parts]
-                found.append(np.concatenate(rows_first)[:rows])
+            for order, axis in (
+                ((kv.heads, kv.head_dim, PAGE_ROWS), 2),
+                ((kv.heads, PAGE_ROWS, kv.head_dim), 1),
+            ):
+                parts = [np.moveaxis(page[at : at + size].reshape(order), axis, 0) for page in pool]
+                found.append(np.concatenate(parts)[:rows])
                 at += size
         return found
 
