@@ -14,12 +14,12 @@ namespace {
 struct Read {
   const uint64_t* data;
   size_t words;
-  int threads;
+  const Team* team;
   std::vector<uint64_t> sums;
 
   static void run(void* self, int index) {
     Read& r = *static_cast<Read*>(self);
-    const size_t each = r.words / static_cast<size_t>(r.threads);
+    const size_t each = r.words / static_cast<size_t>(r.team->size());
     const uint64_t* p = r.data + each * static_cast<size_t>(index);
     uint64_t a[8] = {};
     for (size_t i = 0; i + 8 <= each; i += 8)
@@ -36,9 +36,10 @@ double read_bandwidth(int threads, size_t bytes, int repeats) {
   const size_t count = memory.size() / 8;
   for (size_t i = 0; i < count; ++i) words[i] = i;
   Team team(threads);
-  Read read{words, count, threads, std::vector<uint64_t>(static_cast<size_t>(threads) * 8)};
+  Read read{words, count, &team, std::vector<uint64_t>(static_cast<size_t>(threads) * 8)};
   double best = 0;
   for (int i = 0; i < repeats; ++i) {
+    team.begin();
     const auto start = std::chrono::steady_clock::now();
     team.run(Read::run, &read);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;

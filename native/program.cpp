@@ -245,6 +245,11 @@ void Program::finish(int logits) {
   logits_ = logits;  // last: a program that ran out of memory is not finished
 }
 
+void Program::fix_threads(int threads) {
+  if (threads < 0 || threads > options_.threads) refuse("fix_threads: the program has fewer threads");
+  team_.fix(threads);
+}
+
 void Program::validate(const Batch& b) const {
   if (logits_ < 0) refuse("step: the program is not finished");
   if (b.rows <= 0 || b.rows > options_.max_rows)
@@ -307,6 +312,7 @@ void Program::step(Batch& b) {
   validate(b);
   place(b);
   batch_ = &b;
+  team_.begin();
   for (const auto& op : ops_) op->prepare(*this);
   team_.run(thread_main, this);
   batch_ = nullptr;
@@ -315,7 +321,7 @@ void Program::step(Batch& b) {
 void Program::thread_main(void* self, int index) { static_cast<Program*>(self)->run(index); }
 
 void Program::run(int thread) {
-  const Range rows = share(batch_->rows, thread, options_.threads);
+  const Range rows = share(batch_->rows, thread, team_.size());
   for (RopeTable& t : ropes_) {
     const size_t half = t.frequencies.size();
     for (int r = rows.begin; r < rows.end; ++r)
@@ -338,7 +344,7 @@ void Program::draw(int thread) {
   const size_t vocab = static_cast<size_t>(options_.vocab);
   uint8_t* memory = sample_scratch_[static_cast<size_t>(thread)].data();
   const SampleScratch scratch{reinterpret_cast<float*>(memory), reinterpret_cast<int32_t*>(memory + vocab * 8)};
-  const Range mine = share(b.logit_rows, thread, options_.threads);
+  const Range mine = share(b.logit_rows, thread, team_.size());
   for (int i = mine.begin; i < mine.end; ++i) {
     const size_t n = static_cast<size_t>(i);
     float* row = logits.data + n * logits.stride;

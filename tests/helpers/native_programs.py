@@ -55,10 +55,14 @@ class TinyModel:
         self.checkpoint = RoundedCheckpoint(random_weights(self.graph), config)
 
     def native(self, weights: FormatName, **options: Any) -> NativeProgram:
-        """One thread, 64 rows, all of them wanted, 12 pages, unless said otherwise."""
+        """One thread, 64 rows, all of them wanted, 12 pages, unless said otherwise; every step on all of its
+        threads."""
         given: dict[str, Any] = {"threads": 1, "max_rows": 64, "kv_pages": 12, "format": weights, **options}
         given.setdefault("max_logit_rows", given["max_rows"])
-        return NativeBackend().compile(self.graph, self.checkpoint, CompileOptions(**given))
+        program = NativeBackend().compile(self.graph, self.checkpoint, CompileOptions(**given))
+        # On a busy machine a tiny program would soon run on one thread alone.
+        program._core.fix_threads(given["threads"])
+        return program
 
     def lines(self, program: NativeProgram, pages: list[int], rows: int) -> list[npt.NDArray[Any]]:
         """The bits of the K and V rows ``0 .. rows - 1`` of a page table: ``[rows, heads, dim]``, two per
