@@ -325,6 +325,8 @@ NB_MODULE(_native, m) {
       .def("finish", &Program::finish, "logits"_a)
       .def("step", &step)
       .def("weight_bytes", &Program::weight_bytes)
+      .def("fix_threads", &Program::fix_threads, "threads"_a)
+      .def("threads_used", &Program::threads_used)
       .def("page_bytes", [](Program& p) { return p.pages().page_bytes(); })
       .def(
           "copy_rows", [](Program& p, int source, int target, int rows) { p.pages().copy_rows(source, target, rows); },

@@ -245,6 +245,11 @@ void Program::finish(int logits) {
   logits_ = logits;  // last: a program that ran out of memory is not finished
 }
 
+void Program::fix_threads(int threads) {
+  if (threads < 0 || threads > options_.threads) refuse("fix_threads: the program has fewer threads");
+  team_.fix(threads);
+}
+
 void Program::validate(const Batch& b) const {
   if (logits_ < 0) refuse("step: the program is not finished");
   if (b.rows <= 0 || b.rows > options_.max_rows)

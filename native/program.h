@@ -112,6 +112,10 @@ class Program {
   KvPages& pages() { return pages_; }
   const ProgramOptions& options() const { return options_; }
   size_t weight_bytes() const { return weights_.used(); }
+  // Every step from now on runs on exactly this many threads; 0: on as many as pay. For measurements.
+  void fix_threads(int threads);
+  // Threads that the last step ran on: fewer than it has where they were in one another's way (see team.h).
+  int threads_used() const { return team_.size(); }
 
   // For ops, within a step.
   const Kernels& kernels() const { return *options_.kernels; }

@@ -85,7 +85,10 @@ void Team::dismiss() {
 
 void Team::run(Task task, void* context) {
   began_ = Clock::now();
-  if (active_ < capacity_ && began_ >= retry_at_) active_ = capacity_;
+  if (fixed_ > 0)
+    active_ = fixed_;
+  else if (active_ < capacity_ && began_ >= retry_at_)
+    active_ = capacity_;
   stalled_ = {};
   task_ = task;
   context_ = context;
@@ -118,7 +121,7 @@ bool Team::meet(int index) {
 }
 
 void Team::reconsider(Clock::duration waited) {
-  if (waited < kStall) return;
+  if (waited < kStall || fixed_ > 0) return;
   stalled_ += waited;
   const Clock::time_point now = Clock::now();
   if (stalled_ < kForgiven + (now - began_) / 3) return;

@@ -47,6 +47,8 @@ class Team {
   void run(Task task, void* context);
   // To be called by every thread within a task. False: this thread is let go and must leave the task at once.
   bool barrier(int index) { return active_ == 1 || meet(index); }
+  // All runs from now on have this many threads, come what may; 0: as many as pay. Between runs.
+  void fix(int threads) { fixed_ = threads; }
   // How often a team went on with fewer threads.
   uint64_t shrinks() const { return shrinks_.load(std::memory_order_relaxed); }
 
@@ -64,7 +66,7 @@ class Team {
 
   const int capacity_;
   const pid_t process_;
-  int active_;
+  int active_, fixed_ = 0;
   Task task_ = nullptr;
   void* context_ = nullptr;
   Clock::time_point began_, retry_at_{};

@@ -190,8 +190,11 @@ class _Lowering:
                 self.step_bytes += sum(core.matrix_bytes(m) for m, _ in parts)
                 residual = -1 if op.residual is None else self.slots[op.residual]
                 norm = self._norm(op.norm)
-                output = self._output(op.output, op.input in self.selected, self._dying(op.residual, index))
-                core.add_linear(self.slots[op.input], norm, parts, op.gate or "none", residual, output)
+                source = self.slots[op.input]
+                # Not in place of the input: threads write their columns while others still read it.
+                dying = None if op.residual == op.input else self._dying(op.residual, index)
+                output = self._output(op.output, op.input in self.selected, dying)
+                core.add_linear(source, norm, parts, op.gate or "none", residual, output)
             case FusedAttention():
                 kv = op.kv
                 core.add_attention(
@@ -209,9 +212,9 @@ class _Lowering:
                     output=self._output(op.output, False),
                 )
             case NormAdd():
-                residual = self.slots[op.residual]
+                source, residual = self.slots[op.input], self.slots[op.residual]
                 output = self._output(op.output, op.input in self.selected, self._dying(op.residual, index))
-                core.add_norm(self.slots[op.input], self._norm(op.norm), residual, output)
+                core.add_norm(source, self._norm(op.norm), residual, output)
             case RMSNorm():
                 spec = NormSpec(weight=op.weight, eps=op.eps, weight_offset=op.weight_offset)
                 output = self._output(op.output, op.inputs[0] in self.selected)
