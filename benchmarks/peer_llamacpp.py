@@ -31,6 +31,7 @@ from tqdm import tqdm
 from tenfold.bench.figures import Comparison, compare, figure, table
 from tenfold.bench.peers import Peer, PeerError, Turns
 from tenfold.bench.prompts import manual_text
+from tenfold.bench.script import run_script
 from tenfold.bench.worker import start_worker
 from tenfold.checkpoint.locate import locate
 from tenfold.config import FORMATS, ISAS, ServeConfig
@@ -128,7 +129,7 @@ def report(about: dict[str, Any], found: dict[str, Comparison]) -> str:
     )
 
 
-def main() -> None:
+def main() -> int:
     """Measures and prints."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -143,16 +144,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.rounds < 5:
         parser.error("--rounds: at least 5 are needed for an interval")
-    try:
-        config = ServeConfig(
-            model=options.model, threads=options.threads, format=options.format, isa=options.isa
-        )
-        about, found = measure(config, options.rounds, options.repeats)
-    except (ValueError, OSError, PeerError) as error:
-        sys.exit(f"error: {error}")
+    config = ServeConfig(model=options.model, threads=options.threads, format=options.format, isa=options.isa)
+    about, found = measure(config, options.rounds, options.repeats)
     figures = {f"{what}_tokens_per_s": comparison.to_json() for what, comparison in found.items()}
     print(json.dumps({**about, **figures}) if options.json else report(about, found))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -30,7 +30,12 @@ class Peer:
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            start_new_session=True,  # Ctrl-C is for whoever gives the orders
         )
 
     @property
