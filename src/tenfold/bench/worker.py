@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import msgspec
 
 from tenfold.bench.engine_streams import run_streams
+from tenfold.bench.memory import peak_resident_bytes, private_bytes, resident_bytes
 from tenfold.bench.peers import Peer, answer_orders
 from tenfold.bench.stepping import OneSequence, compile_model, pages_of
 from tenfold.checkpoint.locate import locate
@@ -18,8 +20,8 @@ from tenfold.server.text import load_text
 
 
 def start_worker(config: ServeConfig, kv_tokens: int) -> tuple[Peer, dict[str, Any]]:
-    """A worker that has loaded the model, with KV pages for ``kv_tokens`` tokens, and what it says of it
-    (threads, isa, weight_bytes). Raises PeerError."""
+    """A worker that has loaded the model, with KV pages for ``kv_tokens`` tokens, and what it says of it;
+    see `Worker.load`. Raises PeerError."""
     peer = Peer("tenfold", [sys.executable, "-m", "tenfold.bench.worker"])
     try:
         about: dict[str, Any] = peer.ask("load", config=msgspec.to_builtins(config), kv_tokens=kv_tokens)
@@ -34,9 +36,14 @@ class Worker:
     have cached: a worker is asked either for raw steps or for streams."""
 
     def load(self, config: dict[str, Any], kv_tokens: int) -> dict[str, Any]:
-        """Compiles the model."""
+        """Compiles the model; what came of it, what a step of one row reads of it (``weight_bytes``), and
+        what it took: resident memory at the peak, the file included, and private memory afterwards."""
         settings = msgspec.convert(config, ServeConfig)
+        before, private_before = resident_bytes(), private_bytes()
+        began = time.perf_counter()
         program = compile_model(settings, pages_of(kv_tokens))
+        load_s = time.perf_counter() - began
+        peak, private = peak_resident_bytes(), private_bytes()
         self._program = program
         self._engine = Engine(
             program,
@@ -44,7 +51,15 @@ class Worker:
         )
         self._path = str(locate(settings.model))
         info = program.info
-        return {"threads": info.threads, "isa": info.isa, "weight_bytes": info.weight_bytes}
+        return {
+            "threads": info.threads,
+            "isa": info.isa,
+            "weight_bytes": info.weight_bytes,
+            "packed_bytes": sum(weight.bytes for weight in info.weights),
+            "load_s": load_s,
+            "peak_growth_bytes": peak - before,
+            "kept_growth_bytes": private - private_before,
+        }
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of ``text`` with what the model wants around it."""
