@@ -36,8 +36,8 @@ CONCURRENCY = 32
 SAMPLE = 50
 RUNNING = 16
 """Fewer at once than there are clients, so that requests wait."""
-PAGES = 160
-"""And fewer KV pages than they fill in the end."""
+PAGES = 100
+"""Enough for the prompts of so many requests, but not for their answers: some are put back."""
 SETTLE_S = 15.0
 PATH = "/v1/chat/completions"
 
@@ -52,7 +52,7 @@ class Run:
     def __init__(self, server: Server, requests: int, seed: int) -> None:
         self._server = server
         self._rng = random.Random(seed)
-        self._bodies = [self._body(messages) for messages in questions(requests)]
+        self._bodies = [self._body(messages) for messages in questions(requests, excerpt=150)]
         self.ends: Counter[str] = Counter()
         self.answers: dict[int, tuple[str, str]] = {}
         """Text and finish reason by request."""
@@ -64,7 +64,7 @@ class Run:
             "messages": messages,
             "seed": self._rng.randrange(2**31),
             "temperature": self._rng.choice((0.0, 0.7, 1.0)),
-            "max_tokens": self._rng.randint(1, 64),
+            "max_tokens": self._rng.randint(1, 128),
             "stream": self._rng.random() < 0.6,
         }
 

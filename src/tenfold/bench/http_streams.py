@@ -16,8 +16,6 @@ from typing import Any
 
 import msgspec
 
-_END = b"0\r\n\r\n"
-
 
 class StreamRecord(msgspec.Struct):
     """One stream as it arrived."""
@@ -40,10 +38,8 @@ class StreamAnswer(msgspec.Struct, frozen=True):
 def read_streams(
     address: tuple[str, int], path: str, bodies: Sequence[dict[str, Any]], silence_s: float = 60.0
 ) -> list[StreamRecord]:
-    """Posts all bodies at once and reads every answer to its end.
-
-    Raises TimeoutError when nothing comes for ``silence_s``, ConnectionError when a stream breaks off.
-    """
+    """Posts all bodies at once and reads every answer until the server hangs up; whether it was whole,
+    `read_answer` finds. Raises TimeoutError when nothing comes for ``silence_s``."""
     with selectors.DefaultSelector() as selector:
         socks = []
         records = []
@@ -55,7 +51,10 @@ def read_streams(
                 selector.register(sock, selectors.EVENT_READ, (sock, records[-1]))
             for sock, body in zip(socks, bodies, strict=True):
                 data = json.dumps(body).encode()
-                head = f"POST {path} HTTP/1.1\r\nhost: {address[0]}\r\ncontent-length: {len(data)}\r\n\r\n"
+                head = (
+                    f"POST {path} HTTP/1.1\r\nhost: {address[0]}\r\nconnection: close\r\n"
+                    f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+                )
                 sock.sendall(head.encode() + data)
                 sock.setblocking(False)
             _drain(selector, silence_s)
@@ -73,14 +72,13 @@ def _drain(selector: selectors.BaseSelector, silence_s: float) -> None:
         for key, _ in ready:
             sock, record = key.data
             data = sock.recv(1 << 16)
-            if not record.parts:
-                record.first_at = time.perf_counter()
-            record.parts.append(data)
-            if data.endswith(_END) or (len(data) < len(_END) and b"".join(record.parts[-5:]).endswith(_END)):
-                record.last_at = time.perf_counter()
+            if not data:
                 selector.unregister(sock)
-            elif not data:
-                raise ConnectionError("a stream broke off")
+                continue
+            record.last_at = time.perf_counter()
+            if not record.parts:
+                record.first_at = record.last_at
+            record.parts.append(data)
 
 
 class _Bytes:
@@ -96,8 +94,11 @@ class _Bytes:
 def read_answer(raw: bytes) -> StreamAnswer:
     """What the bytes of a chat stream say. Raises ValueError unless it is one whole, good answer."""
     response = http.client.HTTPResponse(_Bytes(raw))  # type: ignore[arg-type]  # all that it uses
-    response.begin()
-    body = response.read().decode()
+    try:
+        response.begin()
+        body = response.read().decode()
+    except http.client.HTTPException as error:
+        raise ValueError(f"the answer is not whole: {type(error).__name__} {error}") from None
     if response.status != 200:
         raise ValueError(f"status {response.status}: {body[:300]}")
     events = [line.removeprefix("data: ") for line in body.splitlines() if line]
