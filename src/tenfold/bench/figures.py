@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -81,6 +82,29 @@ def paired_ratio(first: Sequence[float], second: Sequence[float]) -> Ratio:
     picks = np.random.default_rng(0).integers(0, len(ratios), (RESAMPLES, len(ratios)))
     low, high = np.percentile(np.median(ratios[picks], axis=1), (2.5, 97.5)).tolist()
     return Ratio(float(np.median(ratios)), low, high, len(ratios))
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Two sides that took turns."""
+
+    rounds: dict[str, list[float]]
+    """What each of the two found, round by round; the first is compared with the second."""
+    ratio: Ratio
+
+    def cells(self, digits: int = 1) -> list[str]:
+        """For a table: the first side, the second, and their ratio."""
+        return [*(figure(values).text(digits) for values in self.rounds.values()), self.ratio.text()]
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines: a figure for each side, the ratio, and the rounds."""
+        figures = {name: msgspec.to_builtins(figure(values)) for name, values in self.rounds.items()}
+        return {**figures, "ratio": self.ratio.to_json(), "rounds": self.rounds}
+
+
+def compare(rounds: dict[str, list[float]]) -> Comparison:
+    """Compares the first of two sides with the second; see `paired_ratio`."""
+    first, second = rounds.values()
+    return Comparison(rounds, paired_ratio(first, second))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -34,9 +34,10 @@ def peak_resident_bytes() -> int:
     return _status("VmHWM") or _most_by_rusage()
 
 
-def private_bytes() -> int | None:
-    """Resident now and not the content of files, which the system can drop at will; None without /proc."""
-    return _status("RssAnon")
+def private_bytes() -> int:
+    """Resident now and not the content of files, which the system can drop at will; where there is no /proc,
+    the same as `resident_bytes`."""
+    return _status("RssAnon") or resident_bytes()
 
 
 def _status(field: str) -> int | None:

@@ -23,10 +23,11 @@ def windows(encode: Callable[[str], list[int]], count: int, tokens: int) -> list
     return [ids[at : at + tokens] for at in range(0, count * tokens, tokens)]
 
 
-def questions(count: int) -> list[list[dict[str, str]]]:
-    """``count`` conversations, each of one question about a passage of the manual; all different."""
+def questions(count: int, excerpt: int = 600) -> list[list[dict[str, str]]]:
+    """``count`` conversations, each of one question about a passage of the manual of ``excerpt`` characters;
+    all different."""
     topics = sorted(pydoc_data.topics.topics.items())
     return [
-        [{"role": "user", "content": f"Explain {name} to a beginner.\n\n{text[:600]} ({index})"}]
+        [{"role": "user", "content": f"Explain {name} to a beginner.\n\n{text[:excerpt]} ({index})"}]
         for index, (name, text) in zip(range(count), topics * (count // len(topics) + 1), strict=False)
     ]
