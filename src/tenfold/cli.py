@@ -67,7 +67,8 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
-    epilog="MODEL is a GGUF file, a folder with config.json and safetensors, or a known name: smollm2.",
+    epilog="MODEL is a GGUF file, a folder with config.json and safetensors, smollm2, gemma3-270m, or "
+    "owner/name on the Hugging Face hub. A file or folder that is there goes before a name.",
 )
 @click.version_option(package_name="tenfold")
 def main() -> None:
