@@ -178,6 +178,8 @@ class Refused(FromWorker, frozen=True, kw_only=True):
 
     id: str
     error: str
+    field: str
+    """Of the request, as clients write it: what the error is about."""
 
 
 class Failed(FromWorker, frozen=True, kw_only=True):

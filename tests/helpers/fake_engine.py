@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tenfold.limits import RequestError
 from tenfold.protocol import Chunk, EngineSettings, LoadSnapshot, Request, TokenLogprob
 
 VOCAB = 512
@@ -58,7 +59,7 @@ class FakeEngine:
 
     def add(self, request: Request) -> None:
         if REFUSED in request.prompt:
-            raise ValueError(f"token {REFUSED} is refused by this engine")
+            raise RequestError("prompt", f"has the token {REFUSED}, which this engine refuses")
         self._prompt += len(request.prompt)
         self._waiting.append(request)
 
