@@ -31,7 +31,12 @@ def engine_options(command: F) -> F:
     """The options that decide how a model is loaded."""
     for option in reversed(
         (
-            click.option("--threads", type=int, default=0, help="0: one per core that may be used."),
+            click.option(
+                "--threads",
+                type=int,
+                default=0,
+                help="0: one per usable core, within the CPU quota.",
+            ),
             click.option("--isa", type=click.Choice(ISAS), default="auto", help="Instruction set."),
             click.option(
                 "--format",

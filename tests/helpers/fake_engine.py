@@ -158,6 +158,7 @@ def build_fake_engine(settings: EngineSettings) -> tuple[FakeEngine, Any]:
     info = SimpleNamespace(
         backend="fake",
         threads=settings.threads or 1,
+        threads_why="a fake needs no more",
         isa="none",
         isa_why="there is nothing to compute",
         vocab_size=VOCAB,
