@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native src -type f -not -na
 # pip's own chatter is kept out of the way; its errors are not.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help setup run test test-fast check format test-native-asan bench clean
+.PHONY: help setup run test check format test-native-asan bench clean
 
 help:
 	@echo "make run               set up, then serve $(MODEL) on $(HOST):$(PORT)"
@@ -55,9 +55,6 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.tenfold $(VENV)/.model
 # The installed package is what is tested: a file that is missing from it must fail here.
 test: setup $(VENV)/.test
 	@$(BIN)/python -m pytest tests
-
-test-fast: setup $(VENV)/.test
-	@$(BIN)/python -m pytest tests -x -q -m "not slow"
 
 $(VENV)/.check: pyproject.toml | $(VENV)/.test
 	@$(PIP) install '.[check]'

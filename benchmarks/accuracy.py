@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tenfold.backends.base import CompileOptions, Program, SamplingBatch, StepBatch
+from tenfold.backends.base import CompileOptions, Program, StepBatch
 from tenfold.backends.native import NativeBackend
 from tenfold.backends.torch.reference import TorchBackend
+from tenfold.bench.stepping import greedy
 from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
@@ -27,28 +28,6 @@ from tenfold.checkpoint.tokenizer import Tokenizer
 from tenfold.models.registry import build_graph
 
 WINDOW = 512
-
-
-def greedy(count: int) -> SamplingBatch:
-    """Argmax for ``count`` rows."""
-    return SamplingBatch(
-        temperature=np.zeros(count, np.float32),
-        top_k=np.zeros(count, np.int32),
-        top_p=np.ones(count, np.float32),
-        min_p=np.zeros(count, np.float32),
-        repetition=np.ones(count, np.float32),
-        presence=np.zeros(count, np.float32),
-        frequency=np.zeros(count, np.float32),
-        seed=np.zeros(count, np.uint64),
-        position=np.zeros(count, np.int64),
-        history_offsets=np.zeros(count + 1, np.int32),
-        history_tokens=np.zeros(0, np.int32),
-        history_counts=np.zeros(0, np.int32),
-        bias_offsets=np.zeros(count + 1, np.int32),
-        bias_tokens=np.zeros(0, np.int32),
-        bias_values=np.zeros(0, np.float32),
-        logprobs=np.full(count, -1, np.int32),
-    )
 
 
 def logits_of(program: Program, tokens: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -31,7 +31,12 @@ def engine_options(command: F) -> F:
     """The options that decide how a model is loaded."""
     for option in reversed(
         (
-            click.option("--threads", type=int, default=0, help="0: one per core that may be used."),
+            click.option(
+                "--threads",
+                type=int,
+                default=0,
+                help="0: one per usable core, within the CPU quota.",
+            ),
             click.option("--isa", type=click.Choice(ISAS), default="auto", help="Instruction set."),
             click.option(
                 "--format",
@@ -67,7 +72,8 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
-    epilog="MODEL is a GGUF file, a folder with config.json and safetensors, or a known name: smollm2.",
+    epilog="MODEL is a GGUF file, a folder with config.json and safetensors, smollm2, gemma3-270m, or "
+    "owner/name on the Hugging Face hub. A file or folder that is there goes before a name.",
 )
 @click.version_option(package_name="tenfold")
 def main() -> None:

@@ -28,7 +28,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_name: str | None = None
     """The model's name in the API; None: ``model`` without its folder."""
     threads: int = 0
-    """0: one per core that this process may use."""
+    """0: see `backends.cores.choose_threads`."""
     isa: str = "auto"
     format: str = "auto"
     kv_memory_bytes: int | None = None
@@ -155,7 +155,6 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
         formats = " + ".join(
             f"{format_bytes(size)} {name}" for name, size in sorted(engine.format_bytes.items())
         )
-        asked = "as asked for"
         kv_tokens = engine.kv_pages * PAGE_ROWS
         return [
             PlanLine("model", config.model_name, self.path),
@@ -167,11 +166,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                 else "every weight as it is in the file",
             ),
             PlanLine("isa", engine.isa, engine.isa_why),
-            PlanLine(
-                "threads",
-                str(engine.threads),
-                asked if config.threads else "one per core this process may use",
-            ),
+            PlanLine("threads", str(engine.threads), engine.threads_why),
             PlanLine("context", f"{engine.max_context} tokens", "what the model was made for"),
             PlanLine(
                 "kv cache",

@@ -33,7 +33,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     """Tokens generated so far, the one that ended the answer included."""
     cached_tokens: int
-    """Prompt tokens that an earlier request had left in the cache."""
+    """Prompt tokens that were in the cache: left there by an earlier request, or by another prompt of the
+    same call."""
 
 
 class GenerationError(RuntimeError):

@@ -98,7 +98,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """Path of the model on this machine, or a name that ``checkpoint.locate`` knows."""
     threads: int = 0
-    """0: one per core that the worker may use."""
+    """0: one per core that the worker may use, and no more than its CPU quota."""
     isa: str = "auto"
     format: str = "auto"
     kv_memory_bytes: int | None = None
@@ -112,6 +112,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str
     threads: int
+    threads_why: str
     isa: str
     isa_why: str
     vocab_size: int
@@ -178,6 +179,8 @@ class Refused(FromWorker, frozen=True, kw_only=True):
 
     id: str
     error: str
+    field: str
+    """Of the request, as clients write it: what the error is about."""
 
 
 class Failed(FromWorker, frozen=True, kw_only=True):

@@ -47,6 +47,7 @@ class FakeProgram:
             threads=1,
             isa="none",
             isa_why="a fake",
+            threads_why="a fake",
             max_rows=max_rows,
             max_logit_rows=max_logit_rows,
             vocab_size=vocab_size,

@@ -22,11 +22,17 @@ Weights = dict[str, Floats]
 Tensors = dict[str, tuple[tuple[int, ...], str, bytes]]
 """By GGUF name: shape with rows first, type, encoded data."""
 
-_CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3_text": "Gemma3"}
+_CLASSES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma3_text": "Gemma3",
+}
 
 
 def tiny_config(family: str, **changes: Any) -> Config:
-    """A config.json of ``family`` (llama, qwen2, qwen3, gemma3), with ``changes``.
+    """A config.json of ``family`` (llama, mistral, qwen2, qwen3, gemma3), with ``changes``.
 
     Without them: 2 layers, hidden size 64, 4 heads, vocabulary 256.
     """
@@ -50,6 +56,8 @@ def tiny_config(family: str, **changes: Any) -> Config:
         "mlp_bias": False,
         "hidden_act": "silu",
     }
+    if family == "mistral":
+        config["sliding_window"] = 32
     if family == "gemma3":
         del config["hidden_act"]
         config |= {

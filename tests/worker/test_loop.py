@@ -102,10 +102,11 @@ def test_steps_travel_together_and_idleness_is_reported_and_checked(front: Front
 
 
 def test_a_refused_request_is_answered_and_harms_nobody(front: Front) -> None:
-    """An engine's RequestError becomes Refused with its reason; others go on."""
+    """An engine's RequestError becomes Refused with its reason and field; others go on."""
     front.hear()
     front.say(request("bad", 3, (REFUSED,)), request("good", 3))
-    assert front.hear() == Refused(id="bad", error=f"token {REFUSED} is refused by this engine")
+    error = f"prompt has the token {REFUSED}, which this engine refuses"
+    assert front.hear() == Refused(id="bad", error=error, field="prompt")
     message = front.hear()
     assert isinstance(message, Chunks)
     assert [chunk.id for chunk in message.chunks] == ["good"]

@@ -129,6 +129,7 @@ class ProgramInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str
     threads: int
+    threads_why: str
     isa: str
     isa_why: str
     max_rows: int

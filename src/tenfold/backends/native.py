@@ -6,7 +6,6 @@ used again as soon as nobody reads its value any more, so that a step's activati
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from tenfold.backends.base import (
     StepOutput,
     WeightReport,
 )
+from tenfold.backends.cores import choose_threads
 from tenfold.checkpoint.base import Checkpoint, CheckpointError
 from tenfold.formats.matrix import Format, Layout
 from tenfold.graph.fused import AnyFusedOp, FusedAttention, FusedGraph, FusedLinear, NormAdd, NormSpec
@@ -29,11 +29,6 @@ from tenfold.graph.passes import fuse
 from tenfold.graph.rope import rope_frequencies
 
 NO_NORM = (-1, 0.0, 0.0)
-
-
-def usable_threads() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_isa(requested: str) -> tuple[str, str]:
@@ -63,6 +58,7 @@ class NativeBackend:
         info = ProgramInfo(
             backend=self.name,
             threads=lowering.threads,
+            threads_why=lowering.threads_why,
             isa=isa,
             isa_why=why,
             max_rows=options.max_rows,
@@ -144,7 +140,7 @@ class _Lowering:
         self.graph = graph
         self.checkpoint = checkpoint
         self.options = options
-        self.threads = options.threads or usable_threads()
+        self.threads, self.threads_why = choose_threads(options.threads)
         self.max_logit_rows = min(options.max_logit_rows, options.max_rows)
         self.core: Any = _native.Program.create(
             isa=isa,

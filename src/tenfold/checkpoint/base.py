@@ -45,7 +45,8 @@ class Checkpoint(Protocol):
 
     path: str
     architecture: str
-    """Model family as `tenfold.models` knows it: ``llama``, ``qwen2``, ``qwen3``, ``gemma3``."""
+    """Model family as `tenfold.models` knows it: ``llama``, ``mistral``, ``qwen2``, ``qwen3``,
+    ``gemma3``."""
     config: dict[str, Any]
     """Hugging Face config.json keys, also when it comes from GGUF metadata (see
     ``checkpoint/gguf_config.py``)."""

@@ -8,11 +8,12 @@ from typing import TypedDict
 
 from tenfold.backends.base import Program, StepOutput
 from tenfold.engine.batch import BatchBuilder
-from tenfold.engine.limits import EngineConfig, RequestError, check_request
+from tenfold.engine.limits import EngineConfig, check_request
 from tenfold.engine.scheduler import Scheduler
 from tenfold.engine.sequence import Sequence
 from tenfold.kv.cache import KVCache, pages_for
 from tenfold.kv.pages import IntegrityError
+from tenfold.limits import RequestError
 from tenfold.protocol import Chunk, FinishReason, LoadSnapshot, Request, TokenLogprob
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a request. Raises RequestError, and takes nothing on, for one that cannot be served."""
         if request.id in self._sequences:
-            raise RequestError(f"id: a request {request.id!r} is under way already; use another id")
+            raise RequestError("id", f"{request.id!r} is that of a request under way; use another")
         check_request(request, self._program.info)
         seed = secrets.randbits(64) if request.params.seed is None else request.params.seed % 2**64
         sequence = Sequence(request, seed, self._program.info.max_context)

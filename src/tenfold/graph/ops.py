@@ -36,8 +36,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class WeightSpec(msgspec.Struct, frozen=True):
-    """A weight that a graph needs: its name (Hugging Face's), its shape, and whether a graph may do without
-    it."""
+    """A weight that a graph needs: its name (Hugging Face's) and its shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,10 +47,9 @@ class RopeScaling(msgspec.Struct, frozen=True):
 
     ``linear`` divides every frequency by ``factor``. ``llama3`` keeps the high ones, divides the low ones and
     blends between (Llama 3.1). ``yarn`` is NTK-by-parts with an attention factor (arXiv 2309.00071).
-    ``factors`` divides each frequency by its own entry of ``factors``.
     """
 
-    kind: Literal["none", "linear", "llama3", "yarn", "factors"] = "none"
+    kind: Literal["none", "linear", "llama3", "yarn"] = "none"
     factor: float = 1.0
     original_context: int = 0
     low_freq_factor: float = 1.0
@@ -59,8 +57,6 @@ class RopeScaling(msgspec.Struct, frozen=True):
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
-    factors: tuple[float, ...] = ()
-    """``rotary_dim / 2`` divisors, for kind ``factors`` (how GGUF files carry Llama 3's scaling)."""
 
 
 class KVSpec(msgspec.Struct, frozen=True):

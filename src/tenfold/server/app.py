@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from tenfold.config import PAGE_ROWS
+from tenfold.limits import PromptTooLong, RequestError, check_prompt
 from tenfold.protocol import EnginePlan, Request
 from tenfold.server.errors import ApiError, invalid
 from tenfold.server.exchange import Exchange, Receive, Scope, Send, answer, answer_error
@@ -129,24 +131,28 @@ class App:
 
     async def tokenize(self, parsed: ApiRequest) -> tuple[int, ...]:
         """The prompt's tokens. Raises ApiError when there are too many or none, or the template refuses."""
+        where = parsed.prompt_field
         if parsed.token_ids is not None:
             ids: tuple[int, ...] = parsed.token_ids
         else:
             try:
                 ids = tuple(await self._encode(parsed))
             except ValueError as error:
-                raise invalid("messages" if parsed.messages else "prompt", str(error)) from None
-        if not ids:
-            raise invalid("prompt", "the prompt has no tokens; it must have at least one")
-        most = self._plan.max_context
-        wanted = parsed.params.max_tokens
-        if len(ids) >= most or len(ids) + (wanted or 0) > most:
-            asked = f" and {wanted} tokens were asked for" if wanted else ""
-            raise invalid(
-                "messages" if parsed.messages else "prompt",
-                f"the prompt has {len(ids)} tokens{asked}; the context of this model is {most} tokens",
-                code="context_length_exceeded",
-            )
+                raise invalid(where, str(error)) from None
+        plan = self._plan
+        try:
+            check_prompt(ids, 0, plan.vocab_size, plan.max_context, plan.kv_pages * PAGE_ROWS)
+            wanted = parsed.params.max_tokens or 0
+            if len(ids) + wanted > plan.max_context:
+                raise PromptTooLong(
+                    "prompt",
+                    f"has {len(ids)} tokens and {wanted} were asked for; the model's context is "
+                    f"{plan.max_context}. Shorten the prompt, or lower max_tokens",
+                )
+        except PromptTooLong as error:
+            raise invalid(where, str(error), code="context_length_exceeded") from None
+        except RequestError as error:
+            raise invalid(where, str(error)) from None
         return ids
 
     async def _encode(self, parsed: ApiRequest) -> list[int]:

@@ -78,15 +78,13 @@ class Exchange:
             )
             flight = app.submit(request)
         except ApiError as error:
-            app.metrics.rejected[str(error.status)] += 1
-            log.info("%s refused: %d %s", self._id, error.status, error.message)
-            await answer_error(self._send, self._id, error)
+            await self._refuse(error)
             return
         except ClientGone:
             return
         output, shape = app.open(self._chat, parsed, self._id)
         watcher = asyncio.create_task(self._watch(flight))
-        finish = "error"
+        finish: str | None = "error"
         try:
             try:
                 if parsed.stream:
@@ -97,12 +95,26 @@ class Exchange:
             except ClientGone:
                 finish = "abort"
             except ApiError as error:
-                log.error("%s failed: %s", self._id, error.message)
-                await self._fail(error)
+                if error.status == 400 and flight.first_at is None:
+                    # The engine has checked what only it can know.
+                    finish = None
+                    if error.param == "prompt":
+                        error.param = parsed.prompt_field
+                    await self._refuse(error)
+                else:
+                    log.error("%s failed: %s", self._id, error.message)
+                    await self._fail(error)
         finally:
             watcher.cancel()
             app.release(flight)
-            self._account(flight, output, finish)
+            if finish is not None:
+                self._account(flight, output, finish)
+
+    async def _refuse(self, error: ApiError) -> None:
+        """The request never began: it counts as rejected, and as nothing else."""
+        self._app.metrics.rejected[str(error.status)] += 1
+        log.info("%s refused: %d %s", self._id, error.status, error.message)
+        await answer_error(self._send, self._id, error)
 
     async def _watch(self, flight: Flight) -> None:
         """Cancels the flight as soon as the client hangs up."""

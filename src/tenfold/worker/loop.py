@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+from tenfold.limits import RequestError
 from tenfold.protocol import (
     Abort,
     Chunk,
@@ -30,7 +31,7 @@ class EngineLike(Protocol):
     """What the loop needs of an engine; `tenfold.engine.engine.Engine` is one."""
 
     def add(self, request: Request) -> None:
-        """Raises ValueError (the engine's RequestError) for a request that it cannot serve."""
+        """Raises RequestError for a request that it cannot serve."""
         ...
 
     def abort(self, id: str) -> bool: ...
@@ -81,8 +82,8 @@ class WorkerLoop:
         if isinstance(message, Generate):
             try:
                 self._engine.add(message.request)
-            except ValueError as error:
-                self._channel.send(Refused(id=message.request.id, error=str(error)))
+            except RequestError as error:
+                self._channel.send(Refused(id=message.request.id, error=str(error), field=error.field))
         elif isinstance(message, Abort):
             self._engine.abort(message.id)
         else:

@@ -44,6 +44,7 @@ def plan_of(settings: EngineSettings, info: Any, load_ms: float) -> EnginePlan:
     return EnginePlan(
         backend=info.backend,
         threads=info.threads,
+        threads_why=info.threads_why,
         isa=info.isa,
         isa_why=info.isa_why,
         vocab_size=info.vocab_size,

@@ -68,6 +68,7 @@ class TorchBackend:
         info = ProgramInfo(
             backend=self.name,
             threads=torch.get_num_threads(),
+            threads_why="as asked for" if options.threads else "torch's own number",
             isa="portable",
             isa_why="torch chooses its own kernels",
             max_rows=options.max_rows,
