@@ -42,7 +42,8 @@ constexpr int kHold = 20;          // fewer threads run for this many times what
 
 void Barrier::wait() {
   const uint32_t phase = phase_.load(std::memory_order_relaxed);
-  if (waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
+  const int count = count_;  // before the arrival: after it, the others may be on to a run of another size
+  if (waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
     waiting_.store(0, std::memory_order_relaxed);
     phase_.store(phase + 1, std::memory_order_release);
     phase_.notify_all();
@@ -57,7 +58,6 @@ int Width::choose(Clock::time_point now) {
   if (width_ < size_ && now >= until_) {
     width_ = size_;
     lost_ = Clock::duration::zero();
-    doubtful_ = false;
   }
   return width_;
 }
@@ -66,6 +66,7 @@ void Width::learn(Clock::time_point now, Clock::duration taken, Clock::duration 
   // Half the threads would have needed twice the time that each of these worked.
   if (width_ == 1 || slept * 2 <= taken * width_) {
     doubtful_ = false;
+    if (width_ == size_) lost_ = Clock::duration::zero();
     return;
   }
   lost_ += taken;

@@ -57,7 +57,7 @@ class Width {
   const int size_;
   int width_;
   bool doubtful_ = false;      // the run before this one would have been faster with half its threads
-  Clock::duration lost_{0};    // in such runs, since all threads ran last
+  Clock::duration lost_{0};    // in such runs, since all threads last ran well
   Clock::time_point until_{};  // fewer threads run until then
 };
 

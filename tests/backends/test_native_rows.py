@@ -102,7 +102,7 @@ case = given(
     threads=st.integers(1, 4),
     max_rows=st.sampled_from([5, 17, 64, 200]),
 )
-many = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("weights", FORMATS)
