@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenfold.backends.base import SamplingBatch
 from tenfold.backends import sampling as reference
+from tenfold.backends.base import SamplingBatch
 from tenfold.backends.sampling import Draws, adjusted, gumbel, kept, log_softmax, philox4x32, sample
 
 ONES = 0xFFFFFFFF

@@ -55,8 +55,8 @@ def gumbel(seed: int, position: int, tokens: npt.ArrayLike) -> Float64s:
     Counter: (token // 4, position's low word, its high word, 0). Word ``token % 4`` of the result, x, gives
     ``v = min((float32(x) + 0.5) * 2**-32, 1 - 2**-24)``, each operation rounded to float32, and the noise
     ``-log(-log1p(-v))``: about -2.8 to 22.9. Small v make the large noise that decides a draw, and there
-    floats are dense: the upper tail has the full 32 bits of x. At the other end v would round to 1, with noise
-    of minus infinity, but for the limit.
+    floats are dense: the upper tail has the full 32 bits of x. At the other end v would round to 1, with a
+    noise of minus infinity, but for the limit.
     """
     ids = np.asarray(tokens, dtype=np.int64)
     blocks, block_of = np.unique(ids >> 2, return_inverse=True)
