@@ -104,6 +104,7 @@ float log_sum(const float* x, int count, float peak) {
     store(one, exp_lane(set1(x[i] - peak)));
     sum += one[0];
   }
+  if (!std::isfinite(sum)) return NAN;  // as is a logit
   alignas(64) float one[kLanes];
   store(one, log_lane(set1(sum)));
   return peak + one[0];

@@ -136,12 +136,12 @@ TENFOLD_INLINE VF max(VF a, VF b) { return a > b ? a : b; }
 TENFOLD_INLINE VF min(VF a, VF b) { return a < b ? a : b; }
 TENFOLD_INLINE VF to_float(VI a) { return __builtin_convertvector(a, VF); }
 TENFOLD_INLINE VI to_int(VF a) {
-  // 1.5 * 2^23 moves the rounding to the last bit; callers stay within +-2^22.
+  // 1.5 * 2^23 moves the rounding to the last bit; callers stay within +-2^22. 0 for NaN.
   const VF magic = set1(12582912.0f);
   const VF shifted = a + magic;
   VI bits;
   std::memcpy(&bits, &shifted, sizeof bits);
-  return bits - set1i(0x4B400000);
+  return (bits - set1i(0x4B400000)) & (a == a);
 }
 TENFOLD_INLINE VI as_int(VF a) {
   VI v;
@@ -286,10 +286,11 @@ TENFOLD_INLINE int32_t sum_bytes16(const int8_t* p) {
 }
 
 // e^x by range reduction to |r| <= ln2/2 and a polynomial of degree 6 (Taylor, below 1 ulp there); 0 below -87,
-// saturates above 88. exp(0) is exactly 1, which makes a fully masked page a no-op.
+// saturates above 88. exp(0) is exactly 1, which makes a fully masked page a no-op. NaN stays NaN: max and min return
+// their second operand then.
 TENFOLD_INLINE VF exp_lane(VF x) {
   const VF low = set1(-87.0f);
-  const VF clamped = min(max(x, low), set1(88.0f));
+  const VF clamped = min(set1(88.0f), max(low, x));
   const VI n = to_int(mul(clamped, set1(1.44269504088896341f)));
   const VF nf = to_float(n);
   VF r = fma(nf, set1(-0.693359375f), clamped);

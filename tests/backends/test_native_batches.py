@@ -16,10 +16,10 @@ from tenfold.backends.native import NativeProgram
 from tenfold.graph.builder import GraphBuilder
 from tests.backends.test_sampling import sampling
 from tests.helpers.batches import Part, step_batch
-from tests.helpers.native_programs import RoundedCheckpoint, TinyModel, core_program, spoil
+from tests.helpers.native_programs import TinyModel, core_program, spoil, tiny_model
 from tests.helpers.tiny_models import CONFIGS, random_weights
 
-MODEL = TinyModel(CONFIGS["mistral"])
+MODEL = tiny_model(CONFIGS["mistral"])
 PROGRAM = MODEL.native("q8", threads=2, max_rows=40, max_logit_rows=8)
 LOW, HIGH = -(2**31), 2**31 - 1
 
@@ -87,11 +87,26 @@ def many_rows(rows: int, wanted: int) -> Callable[[StepBatch], StepBatch]:
         (many_rows(41, 1), "41 rows, the program takes 1 to 40"),
         (many_rows(20, 9), "more wanted rows"),
         (drawing(logprobs=97), "logprobs"),
-        (drawing(history_offsets=[0, 1, 2, 3], history_tokens=[1, 2, 96], history_counts=[0] * 3), "history token"),
-        (drawing(history_offsets=[0, 1, 2, 3], history_tokens=[1, -1, 9], history_counts=[0] * 3), "history token"),
-        (drawing(history_offsets=[0, 0, 0, 2], history_tokens=[1], history_counts=[1]), "history_offsets must"),
-        (drawing(history_offsets=[0, 1, 0, 1], history_tokens=[1], history_counts=[1]), "history_offsets must"),
-        (drawing(history_offsets=[-1, 0, 0, 1], history_tokens=[1], history_counts=[1]), "history_offsets must"),
+        (
+            drawing(history_offsets=[0, 1, 2, 3], history_tokens=[1, 2, 96], history_counts=[0] * 3),
+            "history token",
+        ),
+        (
+            drawing(history_offsets=[0, 1, 2, 3], history_tokens=[1, -1, 9], history_counts=[0] * 3),
+            "history token",
+        ),
+        (
+            drawing(history_offsets=[0, 0, 0, 2], history_tokens=[1], history_counts=[1]),
+            "history_offsets must",
+        ),
+        (
+            drawing(history_offsets=[0, 1, 0, 1], history_tokens=[1], history_counts=[1]),
+            "history_offsets must",
+        ),
+        (
+            drawing(history_offsets=[-1, 0, 0, 1], history_tokens=[1], history_counts=[1]),
+            "history_offsets must",
+        ),
         (drawing(history_offsets=[0, 0, 0, 1], history_tokens=[1], history_counts=[]), "history_counts"),
         (drawing(bias_offsets=[0, 0, 0, 1], bias_tokens=[96], bias_values=[1.0]), "bias token"),
         (drawing(bias_offsets=[0, 0, LOW, 1], bias_tokens=[9], bias_values=[1.0]), "bias_offsets must"),
@@ -223,7 +238,7 @@ def test_copied_rows_are_those_rows_alone(weights: Any) -> None:
     assert program.read_page(3) == before
 
 
-CREATE = {"vocab": 32, "max_rows": 4, "max_logit_rows": 2, "kv_pages": 2, "kv": [(2, 16)]}
+CREATE: dict[str, Any] = {"vocab": 32, "max_rows": 4, "max_logit_rows": 2, "kv_pages": 2, "kv": [(2, 16)]}
 
 
 @pytest.mark.parametrize(
@@ -247,7 +262,7 @@ CREATE = {"vocab": 32, "max_rows": 4, "max_logit_rows": 2, "kv_pages": 2, "kv": 
 )
 def test_programs_of_impossible_size_are_refused(change: dict[str, Any]) -> None:
     """Sizes that are not positive or could overflow, and unknown ISA levels, are refused."""
-    with pytest.raises(ValueError, match="program|isa"):
+    with pytest.raises(ValueError, match=r"program|isa"):
         core_program(**{**CREATE, **change})
 
 
@@ -269,8 +284,9 @@ def test_ops_that_do_not_fit_are_refused() -> None:
     none = (-1, 0.0, 0.0)
 
     def attention(**changes: Any) -> Callable[[], None]:
-        given = {"input": z, "layer": 0, "heads": 2, "kv_heads": 2, "head_dim": 16, "window": 0, "scale": 1.0}
-        given |= {"softcap": 0.0, "query_norm": (narrow, 0.1, 0.0), "key_norm": none, "rope": rope, "output": w}
+        given: dict[str, Any] = {"input": z, "layer": 0, "heads": 2, "kv_heads": 2, "head_dim": 16}
+        given |= {"window": 0, "scale": 1.0, "softcap": 0.0, "rope": rope, "output": w}
+        given |= {"query_norm": (narrow, 0.1, 0.0), "key_norm": none}
         return lambda: core.add_attention(**{**given, **changes})
 
     attention()()
@@ -337,9 +353,14 @@ def test_ops_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="not finished"):
         NativeProgram(core, PROGRAM.info).step(step_batch(Part(tokens=[1], pages=[0])))
     core.finish(t)
-    for late in (lambda: core.add_value(16, False), lambda: core.add_select(x, s), lambda: core.finish(t)):
+    late: list[Callable[[], None]] = [
+        lambda: core.add_value(16, False),
+        lambda: core.add_select(x, s),
+        lambda: core.finish(t),
+    ]
+    for act in late:
         with pytest.raises(ValueError, match="finished"):
-            late()
+            act()
 
 
 def test_a_value_may_be_read_by_the_op_that_is_added_to_it() -> None:
@@ -352,8 +373,7 @@ def test_a_value_may_be_read_by_the_op_that_is_added_to_it() -> None:
     builder.linear(builder.select_rows(x), "head.weight", 96)
     graph = builder.build(hidden_size=64, vocab_size=96, max_context=64)
     weights = random_weights(graph)
-    model = TinyModel.__new__(TinyModel)
-    model.graph, model.checkpoint = graph, RoundedCheckpoint(weights, {})
+    model = TinyModel(graph)
     tokens = np.random.default_rng(0).integers(0, 96, 40).tolist()
     values = weights["embed.weight"].astype(np.float64)[tokens]
     for layer in range(3):

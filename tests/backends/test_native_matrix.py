@@ -34,7 +34,9 @@ def random_matrix(rng: np.random.Generator, rows: int, cols: int, layout: Layout
         codes: npt.NDArray[Any] = rng.integers(-128, 128, (rows, cols)).astype(np.int8)
     else:
         codes = rng.integers(0, 16, (rows, cols)).astype(np.uint8)
-    scale = (rng.choice([-1, 1], (rows, groups)) * rng.uniform(0.5, 2, (rows, groups)) / 128).astype(scale_type)
+    scale = (rng.choice([-1, 1], (rows, groups)) * rng.uniform(0.5, 2, (rows, groups)) / 128).astype(
+        scale_type
+    )
     minimum = (3 * rng.standard_normal((rows, groups))).astype(scale_type) if layout.has_minimum else None
     return Matrix(layout, codes, scale, minimum)
 
@@ -87,8 +89,8 @@ def multiply(inputs: npt.NDArray[np.float32], matrix: Matrix, **options: Any) ->
 @pytest.mark.parametrize("layout", [*FLOATS, *GRIDS], ids=repr)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 16, 17, 30, 63, 64, 65, 130])
 def test_linear_is_numpys(layout: Layout, rows: int) -> None:
-    """Every kernel, with activations that its codes hold exactly, equals float64 arithmetic up to the rounding
-    of float32 sums, at every size of tile; and the ISA levels and team sizes are equal to the bit."""
+    """Every kernel, with activations that its codes hold exactly, equals float64 arithmetic up to the
+    rounding of float32 sums, at every size of tile; ISA levels and team sizes are equal to the bit."""
     rng = np.random.default_rng(rows)
     outputs = 137  # a partial last panel; no fewer than rows, which are tokens
     cols = 77 if layout in FLOATS else 160
@@ -167,7 +169,7 @@ def test_matrices_that_do_not_fit_are_refused() -> None:
         (q8 + 1, 0, codes, scale, None),
         (-1, 0, codes, scale, None),
     ):
-        with pytest.raises(ValueError, match="write_rows|no such matrix"):
+        with pytest.raises(ValueError, match=r"write_rows|no such matrix"):
             core.write_rows(*arguments)
     for bad in (
         (16, 48, "q8", 32, False, False),
@@ -179,7 +181,7 @@ def test_matrices_that_do_not_fit_are_refused() -> None:
         (2**31 - 1, 2**31 - 1, "f32", 0, False, False),
         (16, 64, "q5", 32, False, False),
     ):
-        with pytest.raises(ValueError, match="matrix|format"):
+        with pytest.raises(ValueError, match=r"matrix|format"):
             core.add_matrix(*bad)
     with pytest.raises(ValueError, match="row out of range"):
         core.read_row(q8, 20)

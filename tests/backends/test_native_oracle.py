@@ -8,14 +8,15 @@ import pytest
 from tenfold.backends.base import CompileOptions, StepBatch
 from tenfold.backends.torch.reference import TorchBackend
 from tests.helpers.batches import Part, step_batch
-from tests.helpers.native_programs import FORMATS, LEVELS, FormatName, TinyModel, spoil
+from tests.helpers.native_programs import FORMATS, LEVELS, FormatName, spoil, tiny_model
 from tests.helpers.tiny_models import CONFIGS
 
 TOLERANCE = {"f32": 1e-5, "bf16": 1e-3, "q8": 0.02, "q4": 0.02}
-"""Root mean square of the difference over that of the logits; at most 4e-7, 1.6e-4, 0.013 and 0.013 were measured. What
-is left beside the rounded weights, which the reference has too: K and V in BF16 (rounded in the reference as well,
-from slightly other numbers) and activations as int8 codes. A wrong scale, rotation, window or norm is several times
-as much; that the kernels add nothing to the rounding of activations is tested in test_native_matrix.py."""
+"""Root mean square of the difference over that of the logits; at most 4e-7, 1.6e-4, 0.013 and 0.013 were
+measured. What is left beside the rounded weights, which the reference has too: K and V in BF16 (rounded in
+the reference as well, from slightly other numbers) and activations as int8 codes. A wrong scale, rotation,
+window or norm is several times as much; that the kernels add nothing to the rounding of activations is tested
+in test_native_matrix.py."""
 
 RNG = np.random.default_rng(7)
 LONG, SHORT = RNG.integers(0, 96, 45).tolist(), RNG.integers(0, 96, 21).tolist()
@@ -34,7 +35,7 @@ STEPS: list[StepBatch] = [
 def test_logits_are_those_of_the_reference(name: str, weights: FormatName) -> None:
     """Logits are near the reference's over the same rounded weights; ISA levels agree in every bit of logits,
     K and V, and in the tokens drawn."""
-    model = TinyModel(CONFIGS[name])
+    model = tiny_model(CONFIGS[name])
     options = CompileOptions(kv_pages=12, max_rows=64, threads=1, format=weights)
     oracle = TorchBackend(kv_bf16=weights != "f32").compile(model.graph, model.checkpoint, options)
     wanted = [oracle.logits(step).numpy() for step in STEPS]
@@ -64,4 +65,4 @@ def test_logits_are_those_of_the_reference(name: str, weights: FormatName) -> No
 def test_head_dims_without_a_kernel_are_refused() -> None:
     """A model whose head_dim is no multiple of 16 is refused when it is compiled, in words."""
     with pytest.raises(ValueError, match="head_dim must be a multiple of 16, at most 512, not 24"):
-        TinyModel(CONFIGS["llama-head-dim"]).native("f32")
+        tiny_model(CONFIGS["llama-head-dim"]).native("f32")

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 
 from tenfold.backends.native import NativeProgram
 from tests.helpers.batches import Part, step_batch
-from tests.helpers.native_programs import FORMATS, LEVELS, FormatName, TinyModel, spoil
+from tests.helpers.native_programs import FORMATS, LEVELS, FormatName, spoil, tiny_model
 from tests.helpers.tiny_models import CONFIGS
 
 POOL = 40
 LONGEST = 150
 MODELS = {
     # GQA of 2, three layers with a window of 7, less than a page.
-    "mistral": TinyModel({**CONFIGS["mistral"], "max_position_embeddings": 256}),
+    "mistral": tiny_model({**CONFIGS["mistral"], "max_position_embeddings": 256}),
     # Windows of 20 between full layers, norms of q and k, norms after the blocks.
-    "gemma3": TinyModel({**CONFIGS["gemma3"], "max_position_embeddings": 256, "sliding_window": 20}),
+    "gemma3": tiny_model({**CONFIGS["gemma3"], "max_position_embeddings": 256, "sliding_window": 20}),
     # 14 query heads of one KV head: more than an attention tile holds. Biases, and a soft-cap on the logits.
-    "gemma3-one-kv-head": TinyModel(
+    "gemma3-one-kv-head": tiny_model(
         {**CONFIGS["gemma3-one-kv-head"], "max_position_embeddings": 256, "num_attention_heads": 14}
     ),
 }
@@ -102,7 +102,7 @@ case = given(
     threads=st.integers(1, 4),
     max_rows=st.sampled_from([5, 17, 64, 200]),
 )
-many = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("weights", FORMATS)

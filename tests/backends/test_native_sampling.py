@@ -1,7 +1,7 @@
 """The native sampler draws what the definition in `tenfold.backends.sampling` says.
 
-Its scores are float32 where the definition's are float64, so a draw may differ where the two best scores lie within
-`MARGIN`, or a filter's sum within `THRESHOLD` of its limit; everywhere else it must be equal.
+Its scores are float32 where the definition's are float64, so a draw may differ where the two best scores lie
+within `MARGIN`, or a filter's sum within `THRESHOLD` of its limit; everywhere else it must be equal.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ PENALTIES = st.fixed_dictionaries(
     }
 )
 COLUMNS: dict[str, st.SearchStrategy[Any]] = {
-    "temperature": st.one_of(st.sampled_from([0.0, 1e-6, 0.1, 1.0, 1.0, 100.0]), st.floats(0.125, 3, width=32)),
+    "temperature": st.one_of(st.sampled_from([0.0, 1e-6, 0.1, 1.0, 100.0]), st.floats(0.125, 3, width=32)),
     "top_k": st.sampled_from([0, 0, 1, 2, 5, 40, 64, 65, 2**31 - 1]),
     "top_p": st.one_of(st.just(1.0), st.just(1e-9), st.floats(2.0**-10, 1, width=32)),
     "min_p": st.one_of(st.just(0.0), st.just(1.0), st.floats(0, 1, width=32)),

@@ -1,4 +1,4 @@
-"""The thread team: it starts and ends, does not hang beside busy neighbours, and says so in a forked child."""
+"""The thread team: it comes and goes, does not hang beside busy neighbours, and says so in a forked child."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 
 from tenfold.backends.native import NativeProgram
 from tests.helpers.batches import Part, step_batch
-from tests.helpers.native_programs import TinyModel
+from tests.helpers.native_programs import logits_of, tiny_model
 from tests.helpers.tiny_models import CONFIGS, SIZES
 
-MODEL = TinyModel(CONFIGS["llama"])
+MODEL = tiny_model(CONFIGS["llama"])
 STEP = step_batch(Part(tokens=list(range(9)), pages=[0]))
 
 
@@ -31,11 +31,11 @@ def threads_of_this_process() -> int:
 def test_programs_come_and_go_without_a_trace() -> None:
     """200 programs made, stepped once or not at all, and closed at once: none hangs, no thread stays."""
     before = threads_of_this_process()
-    wanted = MODEL.native("f32").step(STEP).logits
+    wanted = logits_of(MODEL.native("f32"), STEP)
     for cycle in range(200):
         program = MODEL.native("f32", threads=2 + cycle % 3, max_rows=16, kv_pages=2)
         if cycle % 2:
-            np.testing.assert_array_equal(program.step(STEP).logits, wanted)
+            np.testing.assert_array_equal(logits_of(program, STEP), wanted)
         program.close()
     gc.collect()
     # A thread that has been joined may stand in the list a moment longer.
@@ -48,22 +48,22 @@ def test_programs_come_and_go_without_a_trace() -> None:
 @pytest.mark.timeout(60)
 def test_more_threads_than_work_and_cores() -> None:
     """A team far larger than the machine, most of whose threads have nothing to do, computes the same."""
-    wanted = MODEL.native("q8").step(STEP).logits
+    wanted = logits_of(MODEL.native("q8"), STEP)
     program = MODEL.native("q8", threads=40)
     for _ in range(5):
-        np.testing.assert_array_equal(program.step(STEP).logits, wanted)
+        np.testing.assert_array_equal(logits_of(program, STEP), wanted)
 
 
 @pytest.mark.timeout(60)
 def test_teams_side_by_side() -> None:
     """Programs stepped at the same time from different threads do not touch one another."""
-    wanted = MODEL.native("q4").step(STEP).logits
+    wanted = logits_of(MODEL.native("q4"), STEP)
     wrong: list[int] = []
 
     def work(number: int) -> None:
         program = MODEL.native("q4", threads=2)
-        for _ in range(40):
-            if not np.array_equal(program.step(STEP).logits, wanted):
+        for _ in range(15):
+            if not np.array_equal(logits_of(program, STEP), wanted):
                 wrong.append(number)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
@@ -82,7 +82,7 @@ def test_a_forked_child_is_told_and_does_not_hang(threads: int) -> None:
     """A child after fork has none of the team's threads: a step there is refused, destroying the program
     returns, a program of its own works, and the parent's goes on."""
     program = MODEL.native("f32", threads=threads)
-    wanted = program.step(STEP).logits
+    wanted = logits_of(program, STEP)
     child = os.fork()
     if child == 0:
         code = 1
@@ -94,7 +94,7 @@ def test_a_forked_child_is_told_and_does_not_hang(threads: int) -> None:
             program.close()
             gc.collect()
             own = MODEL.native("f32", threads=threads)
-            if code == 2 and np.array_equal(own.step(STEP).logits, wanted):
+            if code == 2 and np.array_equal(logits_of(own, STEP), wanted):
                 code = 0
         finally:
             os._exit(code)
@@ -106,7 +106,7 @@ def test_a_forked_child_is_told_and_does_not_hang(threads: int) -> None:
         os.waitpid(child, 0)
         pytest.fail("the child hangs")
     assert os.waitstatus_to_exitcode(done[1]) == 0
-    np.testing.assert_array_equal(program.step(STEP).logits, wanted)
+    np.testing.assert_array_equal(logits_of(program, STEP), wanted)
 
 
 def steps_per_second(program: NativeProgram, seconds: float) -> float:
@@ -123,9 +123,9 @@ def test_busy_neighbours_cost_a_team_its_share_and_no_more() -> None:
     """Beside two busy processes a team of two keeps at least a quarter of its throughput (best of three); the
     logits are as ever. A team that waited for one another at every phase kept a hundredth."""
     config = {**SIZES, "model_type": "llama", "hidden_size": 512, "intermediate_size": 1536}
-    program = TinyModel({**config, "num_attention_heads": 8}).native("q8", threads=2)
+    program = tiny_model({**config, "num_attention_heads": 8}).native("q8", threads=2)
     program._core.fix_threads(0)
-    wanted = program.step(STEP).logits
+    wanted = logits_of(program, STEP)
     quiet = max(steps_per_second(program, 0.3) for _ in range(3))
     with ExitStack() as stack:
         for _ in range(2):
@@ -142,23 +142,23 @@ def test_busy_neighbours_cost_a_team_its_share_and_no_more() -> None:
             crowded = max(crowded, steps_per_second(program, 0.5))
             if crowded >= quiet / 4:
                 break
-        np.testing.assert_array_equal(program.step(STEP).logits, wanted)
+        np.testing.assert_array_equal(logits_of(program, STEP), wanted)
     assert crowded >= quiet / 4
 
 
 @pytest.mark.timeout(60)
 def test_steps_on_any_number_of_the_threads() -> None:
-    """A program runs on fewer of its threads, and on all again, with the same logits, however it alternates."""
+    """A program runs on fewer of its threads, and on all again, with the same logits."""
     program = MODEL.native("q8", threads=4)
     long = step_batch(Part(tokens=list(range(40)), pages=[0, 1, 2]))
-    wanted = program.step(long).logits
-    for threads in [1, 2, 3, 4, 2, 1, 4, 1, 3] * 10:
+    wanted = logits_of(program, long)
+    for threads in [1, 2, 3, 4, 2, 1, 4, 1, 3] * 3:
         program._core.fix_threads(threads)
-        np.testing.assert_array_equal(program.step(long).logits, wanted)
+        np.testing.assert_array_equal(logits_of(program, long), wanted)
         assert program._core.threads_used() == threads
     program._core.fix_threads(0)
-    for _ in range(200):
-        np.testing.assert_array_equal(program.step(long).logits, wanted)
+    for _ in range(40):
+        np.testing.assert_array_equal(logits_of(program, long), wanted)
         assert 1 <= program._core.threads_used() <= 4
     for wrong in (-1, 5):
         with pytest.raises(ValueError, match="fix_threads"):

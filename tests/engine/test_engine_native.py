@@ -1,5 +1,5 @@
-"""Engine and native core together: any load, on a memory that is too small for it, gives each request the text
-that it has alone."""
+"""Engine and native core together: any load, on a memory that is too small for it, gives each request the
+text that it has alone."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from tenfold.backends.native import NativeProgram
 from tenfold.engine.engine import Engine
 from tenfold.engine.limits import EngineConfig
-from tests.helpers.native_programs import FormatName, TinyModel, spoil
+from tests.helpers.native_programs import FormatName, spoil, tiny_model
 from tests.helpers.requests import Outcome, request, run
 from tests.helpers.tiny_models import CONFIGS
 
 MODELS = {
-    name: TinyModel({**CONFIGS[name], "max_position_embeddings": 160}) for name in ("mistral", "gemma3-one-kv-head")
+    name: tiny_model({**CONFIGS[name], "max_position_embeddings": 160})
+    for name in ("mistral", "gemma3-one-kv-head")
 }
 PREFIXES = [np.random.default_rng(p).integers(1, 96, 64).tolist() for p in range(2)]
 
@@ -113,7 +114,11 @@ def check_any_load(
             assert outcome.logprobs == law.logprobs[: len(outcome.logprobs)]
         else:
             assert (outcome.tokens, outcome.logprobs) == (law.tokens, law.logprobs)
-            assert (outcome.finish, outcome.stop_token, outcome.error) == (law.finish, law.stop_token, law.error)
+            assert (outcome.finish, outcome.stop_token, outcome.error) == (
+                law.finish,
+                law.stop_token,
+                law.error,
+            )
 
 
 def test_any_load_gives_each_request_the_text_it_has_alone() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tenfold import _native
-from tenfold.backends.base import PAGE_ROWS, CompileOptions
+from tenfold.backends.base import PAGE_ROWS, CompileOptions, Floats, StepBatch
 from tenfold.backends.native import NativeBackend, NativeProgram
 from tenfold.checkpoint.base import Placement
 from tenfold.formats.matrix import Format, Layout, Matrix
@@ -50,9 +50,9 @@ class RoundedCheckpoint(DictCheckpoint):
 class TinyModel:
     """A graph with random weights, compiled as often as wanted."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.graph: Graph = build_graph(config)
-        self.checkpoint = RoundedCheckpoint(random_weights(self.graph), config)
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.checkpoint = RoundedCheckpoint(random_weights(graph), {})
 
     def native(self, weights: FormatName, **options: Any) -> NativeProgram:
         """One thread, 64 rows, all of them wanted, 12 pages, unless said otherwise; every step on all of its
@@ -84,6 +84,18 @@ class TinyModel:
 
     def _page_bytes_bf16(self) -> int:
         return sum(2 * 2 * PAGE_ROWS * kv.heads * kv.head_dim for kv in self.graph.kv)
+
+
+def tiny_model(config: dict[str, Any]) -> TinyModel:
+    """The model of a configuration."""
+    return TinyModel(build_graph(config))
+
+
+def logits_of(program: NativeProgram, step: StepBatch) -> Floats:
+    """The logits of a step that hands them back."""
+    logits = program.step(step).logits
+    assert logits is not None
+    return logits
 
 
 def spoil(program: NativeProgram, pages: range | list[int] | None = None) -> None:
