@@ -83,12 +83,21 @@ void Team::dismiss() {
   for (auto& thread : threads_) thread.join();
 }
 
+// Chooses who takes part. Whoever was let go and has not left yet is not ready for another task.
+void Team::enlist() {
+  const int wanted = fixed_ > 0 ? fixed_ : began_ >= retry_at_ ? capacity_ : active_;
+  active_ = 1;
+  while (active_ < wanted) {
+    const std::atomic<bool>& leaving = tickets_[static_cast<size_t>(active_)].leaving;
+    while (leaving.load(std::memory_order_acquire) && fixed_ > 0) std::this_thread::yield();
+    if (leaving.load(std::memory_order_acquire)) return;
+    ++active_;
+  }
+}
+
 void Team::run(Task task, void* context) {
   began_ = Clock::now();
-  if (fixed_ > 0)
-    active_ = fixed_;
-  else if (active_ < capacity_ && began_ >= retry_at_)
-    active_ = capacity_;
+  enlist();
   stalled_ = {};
   task_ = task;
   context_ = context;
@@ -105,10 +114,11 @@ void Team::run(Task task, void* context) {
 // Whoever comes last sees for how long the first one has waited, decides who goes on, and opens the next phase.
 bool Team::meet(int index) {
   const uint32_t phase = phase_.load(std::memory_order_relaxed);
+  const int expected = active_;  // before arriving: whoever comes last may have the team changed at once
   const auto now = Clock::now().time_since_epoch().count();
   Clock::rep nobody = 0;
   first_arrival_.compare_exchange_strong(nobody, now, std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == active_) {
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == expected) {
     reconsider(Clock::duration(now - first_arrival_.load(std::memory_order_relaxed)));
     first_arrival_.store(0, std::memory_order_relaxed);
     arrived_.store(0, std::memory_order_relaxed);
@@ -117,7 +127,10 @@ bool Team::meet(int index) {
   } else {
     await_change(phase_, phase, kPhaseSpin);
   }
-  return index < active_;
+  std::atomic<bool>& leaving = tickets_[static_cast<size_t>(index)].leaving;
+  if (!leaving.load(std::memory_order_acquire)) return true;
+  leaving.store(false, std::memory_order_release);
+  return false;
 }
 
 void Team::reconsider(Clock::duration waited) {
@@ -125,7 +138,10 @@ void Team::reconsider(Clock::duration waited) {
   stalled_ += waited;
   const Clock::time_point now = Clock::now();
   if (stalled_ < kForgiven + (now - began_) / 3) return;
+  const int before = active_;
   active_ = std::max(1, active_ / 2);
+  for (int i = active_; i < before; ++i)
+    tickets_[static_cast<size_t>(i)].leaving.store(true, std::memory_order_relaxed);
   stalled_ = {};
   retry_at_ = now + patience_;
   patience_ = std::min<Clock::duration>(patience_ * 2, kLongPatience);

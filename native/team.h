@@ -54,13 +54,16 @@ class Team {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // A thread sleeps on its own ticket: one more for each task that it takes part in.
+  // A thread sleeps on its own ticket: one more for each task that it takes part in. Once it is let go it says so
+  // itself, for it may sleep until long after the task's end.
   struct alignas(64) Ticket {
     std::atomic<uint32_t> word{0};
+    std::atomic<bool> leaving{false};
   };
 
   bool meet(int index);
   void reconsider(Clock::duration waited);
+  void enlist();
   void loop(int index);
   void dismiss();
 
