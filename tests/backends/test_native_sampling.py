@@ -96,7 +96,7 @@ def acceptable(logits: Logits, batch: SamplingBatch, n: int) -> set[int]:
         near = msgspec.structs.replace(
             batch,
             top_p=np.where(batch.top_p < 1, batch.top_p * (1 + nudge * THRESHOLD), 1),
-            min_p=batch.min_p.astype(np.float64) * (1 + nudge * 1e-12),
+            min_p=np.minimum(batch.min_p.astype(np.float64) * (1 + nudge * 1e-12), 1),
         )
         ids = np.sort(kept(row, near, n))
         scaled = (row[ids] / batch.temperature[n]).astype(np.float64)
