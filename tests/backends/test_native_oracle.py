@@ -27,7 +27,9 @@ STEPS: list[StepBatch] = [
     ),
     step_batch(Part(tokens=SHORT[20:], pages=[9, 0], cached=20)),
 ]
-"""Two sequences in chunks, over page borders and longer than every window."""
+STEPS[1].positions[17:] += 18
+"""Two sequences in chunks, over page borders and longer than every window; the long one's positions jump
+ahead of its cache rows."""
 
 
 @pytest.mark.parametrize("weights", FORMATS)

@@ -96,7 +96,7 @@ def acceptable(logits: Logits, batch: SamplingBatch, n: int) -> set[int]:
         near = msgspec.structs.replace(
             batch,
             top_p=np.where(batch.top_p < 1, batch.top_p * (1 + nudge * THRESHOLD), 1),
-            min_p=batch.min_p.astype(np.float64) * (1 + nudge * 1e-12),
+            min_p=np.minimum(batch.min_p.astype(np.float64) * (1 + nudge * 1e-12), 1),
         )
         ids = np.sort(kept(row, near, n))
         scaled = (row[ids] / batch.temperature[n]).astype(np.float64)
@@ -190,6 +190,40 @@ def test_draws_are_those_of_the_definition(data: st.DataObject, vocab: int) -> N
     if grid:
         logits = np.round(logits / grid) * grid
     check(logits.astype(np.float32), data.draw(batches(rows, vocab)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    value=st.floats(-20, 20, width=32),
+    repetition=st.floats(0.5, 2, width=32),
+    presence=st.floats(-2, 2, width=32),
+    frequency=st.floats(-2, 2, width=32),
+    count=st.integers(0, 9),
+    bias=st.one_of(st.just(0.0), st.floats(-9, 9, width=32)),
+)
+def test_bias_and_penalties_are_equal_to_the_bit(
+    value: float, repetition: float, presence: float, frequency: float, count: int, bias: float
+) -> None:
+    """The adjusted logit is the definition's, bit for bit: a rival with a lower id wins with that very
+    number, and loses with the next smaller one."""
+    batch = sampling(
+        2,
+        temperature=0.0,
+        repetition=repetition,
+        presence=presence,
+        frequency=frequency,
+        history_offsets=[0, 1, 2],
+        history_tokens=[1, 1],
+        history_counts=[count, count],
+        bias_offsets=[0, 1, 2],
+        bias_tokens=[1, 1],
+        bias_values=[bias, bias],
+    )
+    exact = adjusted(np.array([0, value], np.float32), batch, 0)[1]
+    smaller = np.nextafter(exact, np.float32(-np.inf))
+    logits = np.array([[exact, value], [smaller, value]], np.float32)
+    for isa in LEVELS:
+        assert draw(logits, batch, isa).tokens.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
