@@ -292,13 +292,21 @@ NB_MODULE(_native, m) {
       .def(
           "add_linear",
           [](Program& p, int input, std::tuple<int, float, float> norm, const std::vector<std::tuple<int, int>>& parts,
-             const std::string& gate, int residual, int output) {
+             const std::string& gate, int residual, int output, int column) {
             std::vector<LinearPart> list;
             for (const auto& [matrix, bias] : parts) list.push_back({matrix, bias});
             const auto& [weight, eps, offset] = norm;
-            p.add_linear(input, {weight, eps, offset}, list, activation_of(gate), residual, output);
+            p.add_linear(input, {weight, eps, offset}, list, activation_of(gate), residual, output, column);
           },
-          "input"_a, "norm"_a, "parts"_a, "gate"_a, "residual"_a, "output"_a)
+          "input"_a, "norm"_a, "parts"_a, "gate"_a, "residual"_a, "output"_a, "column"_a = 0)
+      .def(
+          "add_gate",
+          [](Program& p, const std::string& activation, int first, int second, int output) {
+            p.add_gate(activation_of(activation), first, second, output);
+          },
+          "activation"_a, "first"_a, "second"_a, "output"_a)
+      .def("add_sum", &Program::add_sum, "first"_a, "second"_a, "output"_a)
+      .def("run_modular", &Program::run_modular, "modular"_a)
       .def(
           "add_attention",
           [](Program& p, int input, int layer, int heads, int kv_heads, int head_dim, int window, float scale,

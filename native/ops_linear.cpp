@@ -10,8 +10,15 @@ constexpr int kSumRows = 64;  // rows whose sums of one panel are kept before th
 
 class LinearOp final : public Op {
  public:
-  LinearOp(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual, int output)
-      : input_(input), norm_(norm), parts_(std::move(parts)), gate_(gate), residual_(residual), output_(output) {}
+  LinearOp(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual, int output,
+           int column)
+      : input_(input),
+        norm_(norm),
+        parts_(std::move(parts)),
+        gate_(gate),
+        residual_(residual),
+        output_(output),
+        column_(column) {}
 
   bool run(Program& p, int thread) override {
     const Value& in = p.value(input_);
@@ -66,7 +73,7 @@ class LinearOp final : public Op {
     alignas(64) float a[kSumRows * kPanel];
     const Value& out = p.value(output_);
     size_t index = 0;
-    int column = 0;
+    int column = column_;
     while (gate_ == Activation::None && panel >= p.matrix(parts_[index].matrix).panels()) {
       panel -= p.matrix(parts_[index].matrix).panels();
       column += p.matrix(parts_[index].matrix).rows;
@@ -98,14 +105,14 @@ class LinearOp final : public Op {
   const NormSpec norm_;
   const std::vector<LinearPart> parts_;
   const Activation gate_;
-  const int residual_, output_;
+  const int residual_, output_, column_;
 };
 
 }  // namespace
 
 std::unique_ptr<Op> make_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual,
-                                int output) {
-  return std::make_unique<LinearOp>(input, norm, std::move(parts), gate, residual, output);
+                                int output, int column) {
+  return std::make_unique<LinearOp>(input, norm, std::move(parts), gate, residual, output, column);
 }
 
 }  // namespace tenfold

@@ -58,6 +58,35 @@ class NormOp final : public Op {
   const int residual_, output_;
 };
 
+// Two values of one shape into one, an element at a time; the two may be the output.
+template <class F>
+class PairOp final : public Op {
+ public:
+  PairOp(F combine, int first, int second, int output)
+      : combine_(combine), first_(first), second_(second), output_(output) {}
+  bool run(Program& p, int thread) override {
+    const Value &a = p.value(first_), &b = p.value(second_), &out = p.value(output_);
+    // Rows are padded to whole panels.
+    const int panels = static_cast<int>(out.stride) / kPanel;
+    const Range mine = share(p.rows_of(out) * panels, thread, p.team().size());
+    for (int u = mine.begin; u < mine.end; ++u) {
+      const size_t row = static_cast<size_t>(u / panels), at = static_cast<size_t>(u % panels) * kPanel;
+      combine_(p.kernels(), a.data + row * a.stride + at, b.data + row * b.stride + at,
+               out.data + row * out.stride + at);
+    }
+    return true;
+  }
+
+ private:
+  const F combine_;
+  const int first_, second_, output_;
+};
+
+template <class F>
+std::unique_ptr<Op> make_pair_op(F combine, int first, int second, int output) {
+  return std::make_unique<PairOp<F>>(combine, first, second, output);
+}
+
 class ScaleOp final : public Op {
  public:
   ScaleOp(int input, float factor, int output) : input_(input), factor_(factor), output_(output) {}
@@ -120,6 +149,18 @@ std::unique_ptr<Op> make_embed(int matrix, float scale, int output) {
 }
 std::unique_ptr<Op> make_norm(int input, NormSpec norm, int residual, int output) {
   return std::make_unique<NormOp>(input, norm, residual, output);
+}
+std::unique_ptr<Op> make_gate(Activation activation, int first, int second, int output) {
+  return make_pair_op([activation](const Kernels& k, const float* a, const float* b,
+                                   float* out) { k.gate(activation, a, b, kPanel, out); },
+                      first, second, output);
+}
+std::unique_ptr<Op> make_sum(int first, int second, int output) {
+  return make_pair_op(
+      [](const Kernels&, const float* a, const float* b, float* out) {
+        for (int i = 0; i < kPanel; ++i) out[i] = a[i] + b[i];
+      },
+      first, second, output);
 }
 std::unique_ptr<Op> make_scale(int input, float factor, int output) {
   return std::make_unique<ScaleOp>(input, factor, output);

@@ -127,7 +127,7 @@ void Program::add_embed(int m, float scale, int output) {
 }
 
 void Program::add_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual,
-                         int output) {
+                         int output, int column) {
   const Value& in = value(check_value(input));
   const Value& out = value(check_value(output));
   int64_t width = 0;
@@ -143,7 +143,10 @@ void Program::add_linear(int input, NormSpec norm, std::vector<LinearPart> parts
   }
   for (size_t i = 0; i + 1 < parts.size() && gate == Activation::None; ++i)
     if (matrix(parts[i].matrix).rows % kPanel != 0) refuse("linear: rows of joined matrices must be multiples of 16");
-  if (width != out.width) refuse("linear: output width differs from the matrices");
+  const bool apart = column != 0 || width < out.width;
+  if (column < 0 || column % kPanel != 0 || width > out.width - column ||
+      (apart && (residual >= 0 || parts.size() != 1)))
+    refuse("linear: output width differs from the matrices");
   if (norm.weight >= 0) {
     if (in.width % 16 != 0) refuse("linear: a norm needs a width that is a multiple of 16");
     check_vector(norm.weight, in.width, "linear norm");
@@ -152,7 +155,20 @@ void Program::add_linear(int input, NormSpec norm, std::vector<LinearPart> parts
   if (output == input) refuse("linear: the output cannot be the input");
   if (residual >= 0) check_like(residual, out, "linear residual");
   if (in.selected != out.selected) refuse("linear: input and output must both be selected rows or neither");
-  ops_.push_back(make_linear(input, norm, std::move(parts), gate, residual, output));
+  ops_.push_back(make_linear(input, norm, std::move(parts), gate, residual, output, column));
+}
+
+void Program::add_gate(Activation activation, int first, int second, int output) {
+  check_like(first, value(check_value(output)), "gate");
+  check_like(second, value(output), "gate");
+  if (activation == Activation::None) refuse("gate: needs an activation");
+  ops_.push_back(make_gate(activation, first, second, output));
+}
+
+void Program::add_sum(int first, int second, int output) {
+  check_like(first, value(check_value(output)), "sum");
+  check_like(second, value(output), "sum");
+  ops_.push_back(make_sum(first, second, output));
 }
 
 void Program::add_attention(int input, AttentionSpec s, int output) {
@@ -313,13 +329,38 @@ void Program::step(Batch& b) {
   place(b);
   batch_ = &b;
   for (const auto& op : ops_) op->prepare(*this);
-  team_.run(thread_main, this);
+  if (modular_) {
+    team_.run(start_main, this);
+    for (const auto& op : ops_) {
+      single_ = op.get();
+      team_.run(single_main, this);
+    }
+    team_.run(draw_main, this);
+  } else {
+    team_.run(thread_main, this);
+  }
   batch_ = nullptr;
+}
+
+bool Program::single_main(void* self, int index) {
+  Program& p = *static_cast<Program*>(self);
+  return p.single_->run(p, index);
+}
+
+bool Program::start_main(void* self, int index) {
+  static_cast<Program*>(self)->turn_tables(index);
+  return true;
+}
+
+bool Program::draw_main(void* self, int index) {
+  static_cast<Program*>(self)->draw(index);
+  return true;
 }
 
 bool Program::thread_main(void* self, int index) { return static_cast<Program*>(self)->run(index); }
 
-bool Program::run(int thread) {
+// Cosines and sines of the step's positions.
+void Program::turn_tables(int thread) {
   const Range rows = share(batch_->rows, thread, team_.size());
   for (RopeTable& t : ropes_) {
     const size_t half = t.frequencies.size();
@@ -330,6 +371,10 @@ bool Program::run(int thread) {
         t.sine[static_cast<size_t>(r) * half + i] = static_cast<float>(std::sin(angle) * t.factor);
       }
   }
+}
+
+bool Program::run(int thread) {
+  turn_tables(thread);
   for (const auto& op : ops_) {
     if (!op->run(*this, thread) || !team_.barrier(thread)) return false;
   }

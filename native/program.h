@@ -99,13 +99,19 @@ class Program {
   void add_embed(int matrix, float scale, int output);
   // output = parts(norm(input)); with a gate two parts of equal rows: activation(first) * second. Adds `residual` (-1:
   // none), which may be the output itself.
-  void add_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual, int output);
+  // `column`: where in the output the parts begin; what lies beside them is another op's.
+  void add_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual, int output,
+                  int column = 0);
   void add_attention(int input, AttentionSpec spec, int output);
   void add_norm(int input, NormSpec norm, int residual, int output);
+  void add_gate(Activation activation, int first, int second, int output);
+  void add_sum(int first, int second, int output);
   void add_scale(int input, float factor, int output);
   void add_select(int input, int output);
   void add_softcap(int value, float cap);
   void finish(int logits);
+  // Runs every op as a call of its own rather than the step as one: what fusing the step is measured against.
+  void run_modular(bool modular) { modular_ = modular; }
 
   void step(Batch& batch);
 
@@ -146,6 +152,10 @@ class Program {
  private:
   friend class AttentionOp;
   static bool thread_main(void* self, int index);
+  static bool single_main(void* self, int index);
+  static bool start_main(void* self, int index);
+  static bool draw_main(void* self, int index);
+  void turn_tables(int thread);
   bool run(int thread);
   void validate(const Batch& batch) const;
   // Finds each row's sequence and cache row. Refuses two rows for one line: they would race.
@@ -168,6 +178,8 @@ class Program {
   std::vector<RopeTable> ropes_;
   std::vector<std::unique_ptr<Op>> ops_;
   int logits_ = -1;
+  bool modular_ = false;
+  Op* single_ = nullptr;  // the op of a modular call
   size_t widest_ = 0;
 
   Mapping activations_, shared_, normed_memory_;
@@ -193,7 +205,9 @@ class Op {
 
 std::unique_ptr<Op> make_embed(int matrix, float scale, int output);
 std::unique_ptr<Op> make_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual,
-                                int output);
+                                int output, int column);
+std::unique_ptr<Op> make_gate(Activation activation, int first, int second, int output);
+std::unique_ptr<Op> make_sum(int first, int second, int output);
 std::unique_ptr<Op> make_attention(int input, AttentionSpec spec, int output);
 std::unique_ptr<Op> make_norm(int input, NormSpec norm, int residual, int output);
 std::unique_ptr<Op> make_scale(int input, float factor, int output);

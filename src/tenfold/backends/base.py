@@ -32,6 +32,8 @@ class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Most rows of a step whose logits are wanted."""
     kv_pages: int = 0
     """KV pages to reserve; must be positive."""
+    fused: bool = True
+    """False: every op on its own, as a call of its own. The same answers, slower: for measuring what fusing gains."""
 
 
 class SamplingBatch(msgspec.Struct, frozen=True, kw_only=True):

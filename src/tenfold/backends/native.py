@@ -55,6 +55,7 @@ class NativeBackend:
         fused = fuse(graph)
         lowering = _Lowering(fused, checkpoint, options, isa)
         reports = lowering.run()
+        lowering.core.run_modular(not options.fused)
         info = ProgramInfo(
             backend=self.name,
             threads=lowering.threads,
@@ -184,6 +185,9 @@ class _Lowering:
                     for w, b in zip(op.weights, op.biases, strict=True)
                 ]
                 self.step_bytes += sum(core.matrix_bytes(m) for m, _ in parts)
+                if not self.options.fused:
+                    self._apart(op, parts)
+                    return
                 residual = -1 if op.residual is None else self.slots[op.residual]
                 norm = self._norm(op.norm)
                 source = self.slots[op.input]
@@ -227,6 +231,38 @@ class _Lowering:
                 self.slots[op.output] = self.slots.pop(name)
                 if name in self.selected:
                     self.selected.add(op.output)
+
+    def _apart(self, op: FusedLinear, parts: list[tuple[int, int]]) -> None:
+        """A linear op by op: norm, each matrix, gate and residual as ops of their own."""
+        core = self.core
+        selected = op.input in self.selected
+        borrowed: list[tuple[int, int]] = []
+
+        def borrow(width: int) -> int:
+            free = self.free.get((width, selected), [])
+            borrowed.append((width, free.pop() if free else core.add_value(width, selected)))
+            return borrowed[-1][1]
+
+        source = self.slots[op.input]
+        if op.norm is not None:
+            normed = borrow(self.graph.widths[op.input])
+            core.add_norm(source, self._norm(op.norm), -1, normed)
+            source = normed
+        output = self._output(op.output, selected)
+        if op.gate is not None:
+            pair = [borrow(self.graph.widths[op.output]) for _ in parts]
+            for part, to in zip(parts, pair, strict=True):
+                core.add_linear(source, NO_NORM, [part], "none", -1, to)
+            core.add_gate(op.gate, *pair, output)
+        else:
+            column = 0
+            for part, spec in zip(parts, op.weights, strict=True):
+                core.add_linear(source, NO_NORM, [part], "none", -1, output, column)
+                column += spec.shape[0]
+        if op.residual is not None:
+            core.add_sum(self.slots[op.residual], output, output)
+        for width, slot in borrowed:
+            self.free.setdefault((width, selected), []).append(slot)
 
     def _dying(self, name: str | None, index: int) -> str | None:
         """``name`` if this op is its last reader: its buffer may take the op's output in place."""
