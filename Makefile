@@ -73,8 +73,12 @@ format: $(VENV)/.check
 	$(BIN)/ruff format src tests benchmarks
 	$(BIN)/clang-format -i $(CPP)
 
-test-native-asan: setup
-	tests/native/run_sanitizers.sh
+$(VENV)/.sanitize: | $(BIN)/python
+	@$(PIP) install cmake ninja
+	@touch $@
+
+test-native-asan: $(VENV)/.sanitize
+	PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/run_sanitizers.sh
 
 bench: setup
 	$(BIN)/tenfold bench $(MODEL)
