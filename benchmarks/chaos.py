@@ -202,7 +202,7 @@ def small_memory(model: str) -> int:
     """KV memory of `PAGES` pages."""
     checkpoint = open_checkpoint(locate(model))
     try:
-        return PAGES * kv_page_bytes(build_graph(checkpoint.config), "auto")
+        return PAGES * kv_page_bytes(build_graph(checkpoint.config), "bf16")
     finally:
         checkpoint.close()
 

@@ -60,6 +60,13 @@ Layout layout_of(const std::string& format, int group, bool wide, bool minimum) 
   return l;
 }
 
+KvFormat kv_format_of(const std::string& name) {
+  if (name == "bf16") return KvFormat::BF16;
+  if (name == "f32") return KvFormat::F32;
+  if (name == "q8") return KvFormat::Q8;
+  throw std::invalid_argument("kv_format: " + name + " is none of bf16, f32, q8");
+}
+
 Activation activation_of(const std::string& name) {
   if (name == "silu") return Activation::Silu;
   if (name == "gelu") return Activation::Gelu;
@@ -68,7 +75,8 @@ Activation activation_of(const std::string& name) {
 }
 
 std::unique_ptr<Program> make_program(const std::string& isa, int threads, int max_rows, int max_logit_rows, int vocab,
-                                      int kv_pages, bool kv_f32, const std::vector<std::tuple<int, int>>& kv) {
+                                      int kv_pages, const std::string& kv_format,
+                                      const std::vector<std::tuple<int, int>>& kv) {
   const Kernels* kernels = kernels_of(isa);
   if (kernels == nullptr) throw std::invalid_argument("isa: this machine cannot run " + isa);
   std::vector<KvShape> shapes;
@@ -80,7 +88,7 @@ std::unique_ptr<Program> make_program(const std::string& isa, int threads, int m
   options.max_logit_rows = max_logit_rows;
   options.vocab = vocab;
   options.kv_pages = kv_pages;
-  options.kv_f32 = kv_f32;
+  options.kv_format = kv_format_of(kv_format);
   return std::make_unique<Program>(options, shapes);
 }
 
@@ -262,7 +270,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<Program>(m, "Program")
       .def_static("create", &make_program, "isa"_a, "threads"_a, "max_rows"_a, "max_logit_rows"_a, "vocab"_a,
-                  "kv_pages"_a, "kv_f32"_a, "kv"_a)
+                  "kv_pages"_a, "kv_format"_a, "kv"_a)
       .def(
           "add_matrix",
           [](Program& p, int rows, int cols, const std::string& format, int group, bool wide, bool minimum) {

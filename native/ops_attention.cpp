@@ -1,5 +1,6 @@
 // Attention: norm and rotation of q and k, k and v into the pages, then every row over its sequence's pages.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "program.h"
@@ -12,6 +13,20 @@ uint16_t to_bf16(float x) {  // nearest even; NaN stays NaN
   std::memcpy(&bits, &x, sizeof bits);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 64u);
   return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// The step between codes of a row of 127 levels a side; 1 for a row of zeros. A row with NaN or infinity gets NaN.
+float scale_of(const float* x, int count) {
+  float peak = 0.0f;
+  for (int i = 0; i < count; ++i) {
+    if (!std::isfinite(x[i])) return NAN;
+    peak = std::max(peak, std::fabs(x[i]));
+  }
+  return peak > 1e-20f ? peak / 127.0f : 1.0f;
+}
+
+int8_t to_int8(float x, float scale) {
+  return std::isfinite(scale) ? static_cast<int8_t>(std::nearbyintf(std::clamp(x / scale, -127.0f, 127.0f))) : 0;
 }
 
 }  // namespace
@@ -115,10 +130,24 @@ class AttentionOp final : public Op {
     const int at = p.cache_row(row);
     uint8_t* page = pages.page(p.page_table(p.sequence_of(row))[at / kPageRows]);
     const size_t key_at = pages.key_offset(spec_.layer, head), value_at = pages.value_offset(spec_.layer, head);
-    if (pages.f32())
-      write<float>(page, key_at, value_at, at % kPageRows, k, v, [](float x) { return x; });
-    else
-      write<uint16_t>(page, key_at, value_at, at % kPageRows, k, v, to_bf16);
+    const int line = at % kPageRows;
+    switch (pages.format()) {
+      case KvFormat::F32:
+        return write<float>(page, key_at, value_at, line, k, v, [](float x) { return x; });
+      case KvFormat::BF16:
+        return write<uint16_t>(page, key_at, value_at, line, k, v, to_bf16);
+      case KvFormat::Q8:
+        break;
+    }
+    const float key_scale = scale_of(k, spec_.head_dim), value_scale = scale_of(v, spec_.head_dim);
+    reinterpret_cast<float*>(page + pages.key_scale_offset(spec_.layer, head))[line] = key_scale;
+    reinterpret_cast<float*>(page + pages.value_scale_offset(spec_.layer, head))[line] = value_scale;
+    int8_t* keys8 = reinterpret_cast<int8_t*>(page + key_at) + line;
+    int8_t* values8 = reinterpret_cast<int8_t*>(page + value_at) + line * spec_.head_dim;
+    for (int d = 0; d < spec_.head_dim; ++d) {
+      keys8[d * kPageRows] = to_int8(k[d], key_scale);
+      values8[d] = to_int8(v[d], value_scale);
+    }
   }
 
   void attend(Program& p, const AttentionShare& s, int thread) const {
@@ -148,12 +177,13 @@ class AttentionOp final : public Op {
     item.page_bytes = pages.page_bytes();
     item.key_offset = pages.key_offset(spec_.layer, s.kv_head);
     item.value_offset = pages.value_offset(spec_.layer, s.kv_head);
+    if (pages.format() == KvFormat::Q8) {
+      item.key_scale_offset = pages.key_scale_offset(spec_.layer, s.kv_head);
+      item.value_scale_offset = pages.value_scale_offset(spec_.layer, s.kv_head);
+    }
     item.softcap = spec_.softcap;
     item.scratch = p.private_normed(thread);
-    if (pages.f32())
-      p.kernels().attention_f32(item);
-    else
-      p.kernels().attention_bf16(item);
+    p.kernels().attention(pages.format(), item);
   }
 
   const int input_;

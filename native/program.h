@@ -65,7 +65,7 @@ struct RopeTable {
 struct ProgramOptions {
   const Kernels* kernels = nullptr;
   int threads = 1, max_rows = 1, max_logit_rows = 1, vocab = 0, kv_pages = 0;
-  bool kv_f32 = false;
+  KvFormat kv_format = KvFormat::BF16;
 };
 
 struct LinearPart {

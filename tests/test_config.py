@@ -69,6 +69,7 @@ def test_the_plan_is_for_people_and_for_machines() -> None:
         vocab_size=10,
         max_context=160,
         kv_pages=10,
+        kv_format="bf16",
         page_bytes=1 << 20,
         weight_bytes=1,
         format_bytes={"q4": 3 << 20},

@@ -6,6 +6,8 @@
 // nothing, bit for bit (its probabilities are exactly 0 and its correction exactly 1), so tiles may be cut in any way.
 #include "attention.h"
 
+#include <type_traits>
+
 #include "simd.h"
 
 namespace tenfold::TENFOLD_LEVEL {
@@ -22,9 +24,15 @@ struct F32 {
   static TENFOLD_INLINE VF get(const float* p) { return load(p); }
 };
 
+struct Q8 {
+  using type = int8_t;
+  static TENFOLD_INLINE VF get(const int8_t* p) { return to_float(load_int8(p)); }
+};
+
 template <class T, int N>
 void tile(const AttentionItem& item, int begin) {
   using E = typename T::type;
+  constexpr bool kScaled = std::is_same_v<T, Q8>;
   const int dim = item.head_dim;
   const float* const* query = item.query + begin;
   const int* limit = item.limit + begin;
@@ -64,7 +72,12 @@ void tile(const AttentionItem& item, int begin) {
         }
       }
       TENFOLD_UNROLL
-      for (int n = 0; n < N; ++n) store(p[n] + part * kLanes, add(even[n], odd[n]));
+      for (int n = 0; n < N; ++n) {
+        VF score = add(even[n], odd[n]);
+        if constexpr (kScaled)
+          score = mul(score, load(reinterpret_cast<const float*>(base + item.key_scale_offset) + part * kLanes));
+        store(p[n] + part * kLanes, score);
+      }
     }
 
     float correction[N];
@@ -85,7 +98,11 @@ void tile(const AttentionItem& item, int begin) {
       const float next = highest > peak[n] ? highest : peak[n];
       const V16 both = each([&](int i) { return sub(scores.part[i], set1(next)); });
       const V16 weights = exp16(both);
-      store16(p[n], weights);
+      // Only what multiplies V has V's scale; the sum of the weights has not.
+      if constexpr (kScaled)
+        store16(p[n], mul16(weights, load16(reinterpret_cast<const float*>(base + item.value_scale_offset))));
+      else
+        store16(p[n], weights);
       alignas(64) float one[kLanes];
       store(one, exp_lane(set1(peak[n] - next)));
       correction[n] = one[0];
@@ -139,7 +156,15 @@ void run(const AttentionItem& item) {
 
 }  // namespace
 
-void attention_bf16(const AttentionItem& item) { run<Bf16>(item); }
-void attention_f32(const AttentionItem& item) { run<F32>(item); }
+void attention(KvFormat format, const AttentionItem& item) {
+  switch (format) {
+    case KvFormat::BF16:
+      return run<Bf16>(item);
+    case KvFormat::F32:
+      return run<F32>(item);
+    case KvFormat::Q8:
+      return run<Q8>(item);
+  }
+}
 
 }  // namespace tenfold::TENFOLD_LEVEL

@@ -20,6 +20,9 @@ constexpr int kPanel = 16;     // outputs of a panel
 constexpr int kPageRows = 16;  // rows of a KV page
 constexpr int kActGroup = 32;  // elements of an activation row that share a scale
 
+// What a KV row's elements are. Q8: int8 with a float scale per row and head, one for K and one for V.
+enum class KvFormat : uint8_t { BF16, F32, Q8 };
+
 enum class Format : uint8_t { F32, BF16, Q8, Q4 };
 
 struct Layout {

@@ -182,6 +182,16 @@ TENFOLD_INLINE VI loadi(const void* p) {
 
 #endif
 
+TENFOLD_INLINE VI load_int8(const int8_t* p) {
+#if defined(TENFOLD_AVX512)
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(TENFOLD_AVX2)
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  return VI{p[0], p[1], p[2], p[3]};
+#endif
+}
+
 constexpr int kParts = 16 / kLanes;
 
 TENFOLD_INLINE uint16_t to_bf16(float x) {  // nearest even; NaN stays NaN

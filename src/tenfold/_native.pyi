@@ -20,7 +20,7 @@ class Program:
         max_logit_rows: int,
         vocab: int,
         kv_pages: int,
-        kv_f32: bool,
+        kv_format: str,
         kv: list[tuple[int, int]],
     ) -> Program: ...
     def __getattr__(self, name: str) -> Any: ...

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tenfold.config import FORMATS, ISAS, ResolvedPlan, ServeConfig
+from tenfold.config import FORMATS, ISAS, KV_FORMATS, ResolvedPlan, ServeConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,6 +43,12 @@ def engine_options(command: F) -> F:
                 type=click.Choice(FORMATS),
                 default="auto",
                 help="Number format of the weights; auto keeps what the file has.",
+            ),
+            click.option(
+                "--kv-format",
+                type=click.Choice(KV_FORMATS),
+                default="auto",
+                help="What the KV cache is held in: bf16, or f32 with f32 weights; q8 takes half of bf16.",
             ),
             click.option(
                 "--kv-memory",

@@ -101,6 +101,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """0: one per core that the worker may use, and no more than its CPU quota."""
     isa: str = "auto"
     format: str = "auto"
+    kv_format: str = "auto"
     kv_memory_bytes: int | None = None
     """None: chosen from free memory, see ``config.plan_kv``."""
     max_batch_tokens: int = 512
@@ -118,6 +119,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_context: int
     kv_pages: int
+    kv_format: str
     page_bytes: int
     weight_bytes: int
     """Packed weights read by a step of one row."""

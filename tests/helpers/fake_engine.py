@@ -164,6 +164,7 @@ def build_fake_engine(settings: EngineSettings) -> tuple[FakeEngine, Any]:
         vocab_size=VOCAB,
         max_context=config.max_context,
         kv_pages=config.kv_pages,
+        kv_format="bf16",
         page_bytes=1024,
         weight_bytes=1000,
         weights=(SimpleNamespace(format="q4", bytes=1000, lossless=True),),

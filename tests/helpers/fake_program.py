@@ -53,6 +53,7 @@ class FakeProgram:
             vocab_size=vocab_size,
             max_context=max_context,
             kv_pages=kv_pages,
+            kv_format="bf16",
             page_bytes=PAGE_ROWS * 8,
             weight_bytes=0,
             weights=(),

@@ -106,7 +106,7 @@ def spoil(program: NativeProgram, pages: range | list[int] | None = None) -> Non
 
 def core_program(*, vocab: int, isa: str = LEVELS[0], **options: Any) -> Any:
     """An empty `_native.Program` with one page and no KV."""
-    given = {"threads": 1, "max_rows": 64, "kv_pages": 1, "kv_f32": True, "kv": [], **options}
+    given = {"threads": 1, "max_rows": 64, "kv_pages": 1, "kv_format": "f32", "kv": [], **options}
     given.setdefault("max_logit_rows", given["max_rows"])
     return _native.Program.create(isa=isa, vocab=vocab, **given)
 

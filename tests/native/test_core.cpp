@@ -107,8 +107,8 @@ struct Step {
 // the last panel partly empty.
 class Model {
  public:
-  Model(Layout layout, const std::string& isa, int threads, bool kv_f32, bool broken = false)
-      : program_({kernels_of(isa), threads, kMaxRows, kMaxWanted, kVocab, kPages, kv_f32},
+  Model(Layout layout, const std::string& isa, int threads, KvFormat kv_format, bool broken = false)
+      : program_({kernels_of(isa), threads, kMaxRows, kMaxWanted, kVocab, kPages, kv_format},
                  {{kKvHeads, kDim}, {kKvHeads, kDim}}),
         layout_(layout) {
     Program& p = program_;
@@ -254,11 +254,12 @@ void test_formats() {
       layouts.push_back({Format::Q4, 32, wide, minimum});
     }
   for (const Layout& layout : layouts) {
-    const bool f32 = layout.format == Format::F32;
+    // Wide scales stand for the second kind of KV rows, so that all are met.
+    const KvFormat kv = layout.format == Format::F32 ? KvFormat::F32 : layout.wide ? KvFormat::Q8 : KvFormat::BF16;
     std::vector<float> wanted;
     for (const std::string& isa : isa_levels())
       for (int threads = 1; threads <= 4; ++threads) {
-        Model model(layout, isa, threads, f32);
+        Model model(layout, isa, threads, kv);
         if (wanted.empty()) wanted = logits_of(model, true);
         for (const float x : wanted) CHECK(std::isfinite(x));
         CHECK(*std::max_element(wanted.begin(), wanted.end()) > *std::min_element(wanted.begin(), wanted.end()));
@@ -275,7 +276,7 @@ void test_formats() {
 
 void test_broken_activations() {
   for (const std::string& isa : isa_levels()) {
-    Model model({Format::F32, 0, false, false}, isa, 2, false, true);
+    Model model({Format::F32, 0, false, false}, isa, 2, KvFormat::BF16, true);
     Step step;
     step.part({0, 0, 1}, 0, 3, {0}).run(*model);
     for (size_t i = 0; i < 2 * kVocab; ++i) CHECK(std::isnan(step.logits[i]));
@@ -286,7 +287,7 @@ void test_sampling() {
   const Ints history{3, 52, 0}, counts{1, 0, -7}, biased{52, 52, 1};
   const std::vector<float> bias{-INFINITY, 1.0f, 100.0f};
   for (const std::string& isa : isa_levels()) {
-    Model model({Format::Q8, 32, false, false}, isa, 2, false);
+    Model model({Format::Q8, 32, false, false}, isa, 2, KvFormat::BF16);
     std::mt19937 random(3);
     const auto any = [&](std::initializer_list<float> values) { return *(values.begin() + random() % values.size()); };
     for (int round = 0; round < 60; ++round) {
@@ -321,7 +322,7 @@ void test_sampling() {
 }
 
 void test_batches_that_lie() {
-  Model model({Format::Q4, 32, false, true}, isa_levels().front(), 2, false);
+  Model model({Format::Q4, 32, false, true}, isa_levels().front(), 2, KvFormat::BF16);
   const auto good = [] {
     Step s;
     s.part(kLong, 0, 3, {1}).part(kShort, 15, 2, {5, 6});

@@ -32,8 +32,12 @@ class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Most rows of a step whose logits are wanted."""
     kv_pages: int = 0
     """KV pages to reserve; must be positive."""
+    kv_format: Literal["auto", "bf16", "f32", "q8"] = "auto"
+    """What KV rows are held in. ``q8``: int8 with a scale per row and head. ``auto``: bf16, or f32 with f32
+    weights."""
     fused: bool = True
-    """False: every op on its own, as a call of its own. The same answers, slower: for measuring what fusing gains."""
+    """False: every op on its own, as a call of its own. The same answers, slower: for measuring what fusing
+    gains."""
 
 
 class SamplingBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +143,7 @@ class ProgramInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_context: int
     kv_pages: int
+    kv_format: str
     page_bytes: int
     weight_bytes: int
     """Packed weights read by a step of one row."""

@@ -41,16 +41,20 @@ def choose_isa(requested: str) -> tuple[str, str]:
     return requested, "asked for"
 
 
+def resolve_kv_format(requested: str, weights: str) -> str:
+    """What KV rows are held in: as asked for, else BF16, or F32 when the weights were asked for in F32."""
+    if requested == "auto":
+        return "f32" if weights == "f32" else "bf16"
+    return requested
+
+
 class NativeBackend:
     """Compiles graphs for the machine's own cores."""
 
     name = "native"
 
     def compile(self, graph: Graph, checkpoint: Checkpoint, options: CompileOptions) -> NativeProgram:
-        """Packs the weights and reserves the KV pages; see `tenfold.backends.base.Backend`.
-
-        KV rows are BF16, or F32 when the weights were asked for in F32.
-        """
+        """Packs the weights and reserves the KV pages; see `tenfold.backends.base.Backend`."""
         isa, why = choose_isa(options.isa)
         fused = fuse(graph)
         lowering = _Lowering(fused, checkpoint, options, isa)
@@ -67,6 +71,7 @@ class NativeBackend:
             vocab_size=fused.vocab_size,
             max_context=fused.max_context,
             kv_pages=options.kv_pages,
+            kv_format=resolve_kv_format(options.kv_format, options.format),
             page_bytes=lowering.core.page_bytes(),
             weight_bytes=lowering.step_bytes,
             weights=tuple(reports),
@@ -150,7 +155,7 @@ class _Lowering:
             max_logit_rows=self.max_logit_rows,
             vocab=graph.vocab_size,
             kv_pages=options.kv_pages,
-            kv_f32=options.format == "f32",
+            kv_format=resolve_kv_format(options.kv_format, options.format),
             kv=[(kv.heads, kv.head_dim) for kv in graph.kv],
         )
         self.tensors = checkpoint.tensors()

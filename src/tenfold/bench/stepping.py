@@ -27,6 +27,7 @@ def compile_model(config: ServeConfig, kv_pages: int) -> Program:
                 threads=config.threads,
                 isa=config.isa,  # type: ignore[arg-type]  # ServeConfig has checked it
                 format=config.format,  # type: ignore[arg-type]
+                kv_format=config.kv_format,  # type: ignore[arg-type]
                 max_rows=config.max_batch_tokens,
                 max_logit_rows=config.max_running,
                 kv_pages=kv_pages,

@@ -50,6 +50,7 @@ def plan_of(settings: EngineSettings, info: Any, load_ms: float) -> EnginePlan:
         vocab_size=info.vocab_size,
         max_context=info.max_context,
         kv_pages=info.kv_pages,
+        kv_format=info.kv_format,
         page_bytes=info.page_bytes,
         weight_bytes=info.weight_bytes,
         format_bytes=format_bytes,
