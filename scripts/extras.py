@@ -1,6 +1,6 @@
 """Prints what the extras named as arguments need, one requirement a line, as installed metadata has it.
 
-So that they can be installed without building Tenfold again: ``python scripts/extras.py test | pip install -r /dev/stdin``.
+So that they can be installed without building Tenfold again (see the Makefile).
 """
 
 from __future__ import annotations
