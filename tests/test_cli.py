@@ -23,7 +23,7 @@ def run(*args: str, input: str | None = None) -> Any:
     return CliRunner().invoke(main, args, input=input)
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["inspect"], ["bench"]])
+@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["inspect"], ["bench"], ["synth"]])
 def test_help_teaches_with_an_example(command: list[str]) -> None:
     """Every command shows how it is used."""
     result = run(*command, "--help")
