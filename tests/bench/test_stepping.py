@@ -6,7 +6,7 @@ import pytest
 
 from tenfold.bench.engine_streams import run_streams
 from tenfold.bench.prompts import questions, windows
-from tenfold.bench.stepping import OneSequence
+from tenfold.bench.stepping import OneSequence, joined
 from tenfold.engine.engine import Engine
 from tests.helpers.fake_program import FakeProgram
 from tests.helpers.requests import request, run
@@ -39,6 +39,19 @@ def test_every_row_of_a_verify_step_is_drawn() -> None:
         program.step(batch)
     singly = [int(program.step(batch).tokens[0]) for batch in sequence.decode(60, 8)]
     assert program.step(sequence.batch(60, 8, wanted=8)).tokens.tolist() == singly
+
+
+def test_sequences_together_draw_what_each_draws_alone() -> None:
+    """A joined step keeps every sequence's own pages, position and length."""
+    program = FakeProgram()
+    together = [OneSequence(program, 7 * number, IDS[number : 60 + 9 * number]) for number in range(4)]
+    cached = [59 + 8 * number - 1 for number in range(4)]
+    for one, rows in zip(together, cached, strict=True):
+        one.time(one.prefill(rows))
+    batches = [one.batch(rows, 1, wanted=1) for one, rows in zip(together, cached, strict=True)]
+    alone = [int(program.step(batch).tokens[0]) for batch in batches]
+    assert program.step(joined(batches)).tokens.tolist() == alone
+    assert len(set(alone)) > 1
 
 
 def test_a_prompt_beyond_the_context_is_refused() -> None:

@@ -6,6 +6,7 @@ falls on all of them alike, and their ratios (the verify curve) can be trusted m
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -21,7 +22,7 @@ from tenfold.bench.engine_streams import run_streams
 from tenfold.bench.figures import Figure, figure, table
 from tenfold.bench.memory import peak_resident_bytes, read_bandwidth, resident_bytes
 from tenfold.bench.prompts import windows
-from tenfold.bench.stepping import OneSequence, compile_model, pages_of
+from tenfold.bench.stepping import OneSequence, compile_model, joined, pages_of
 from tenfold.checkpoint.locate import locate
 from tenfold.config import ServeConfig, format_bytes
 from tenfold.engine.engine import Engine
@@ -30,12 +31,18 @@ from tenfold.server.text import load_text
 
 PREFILL_ROWS = 512
 DEPTH = 256
+DEEP = 4096
 ROWS = (1, 2, 4, 8, 16)
 STEPS_A_ROUND = 12
+_DEEP, _TOGETHER = "decode_4096_tokens_per_s", "streams8_tokens_per_s"
 STREAMS = (1, 8)
 STREAM_TOKENS = 32
-TOTAL_S = 20.0
-"""Rounds go on for this long, warm-up and loading apart ..."""
+TOGETHER = 8
+"""Sequences that are decoded in one step without an engine ..."""
+TOGETHER_DEPTH = 128
+"""... each with so many rows in the cache."""
+TOTAL_S = 18.0
+"""Rounds go on for this long, apart from loading, filling the cache and warming up ..."""
 ROUNDS = (3, 40)
 """... but there are at least and at most so many."""
 
@@ -51,6 +58,12 @@ class EngineBench(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens_per_s: Figure
     step_ms: dict[int, Figure]
     """By rows of one sequence at depth 256, all with logits."""
+    decode_4096_tokens_per_s: Figure | None
+    """One sequence at that depth, its cache filled by prefill."""
+    streams8_tokens_per_s: Figure | None
+    """Eight sequences at depth 128 in one step, without an engine."""
+    skipped: dict[str, str]
+    """By name of a figure that is None: why."""
     engine: dict[int, Figure]
     """Decode tokens/s by concurrent requests."""
     read_bytes_per_s: float
@@ -63,6 +76,14 @@ class EngineBench(msgspec.Struct, frozen=True, kw_only=True):
         """One sequence: the inverse of the step of one row."""
         step = self.step_ms[1]
         return Figure(1e3 / step.median, 1e3 / step.p90, 1e3 / step.p10, step.count)
+
+    @property
+    def further(self) -> dict[str, Figure | None]:
+        """The figures that not every model and setting allows."""
+        return {
+            _DEEP: self.decode_4096_tokens_per_s,
+            _TOGETHER: self.streams8_tokens_per_s,
+        }
 
     @property
     def fraction_of_bandwidth(self) -> float:
@@ -82,6 +103,7 @@ class EngineBench(msgspec.Struct, frozen=True, kw_only=True):
         prefill, decode, info = self.prefill_tokens_per_s, self.decode_tokens_per_s, self.info
         steps = {str(rows): found for rows, found in self.step_ms.items()}
         engine = {str(streams): found for streams, found in self.engine.items()}
+        further = {name: found for name, found in self.further.items() if found}
         return {
             "model": self.model,
             "path": self.path,
@@ -94,6 +116,8 @@ class EngineBench(msgspec.Struct, frozen=True, kw_only=True):
             "kv_pages": info.kv_pages,
             "prefill_tokens_per_s": prefill.median,
             "decode_tokens_per_s": decode.median,
+            **{name: found and found.median for name, found in self.further.items()},
+            "skipped": self.skipped,
             "step_ms": {rows: found.median for rows, found in steps.items()},
             "engine": {streams: found.median for streams, found in engine.items()},
             "read_gb_per_s": self.read_bytes_per_s / 1e9,
@@ -104,12 +128,14 @@ class EngineBench(msgspec.Struct, frozen=True, kw_only=True):
             "repeats": {
                 "rounds": self.rounds,
                 "prefill_tokens_per_s": prefill.count,
+                **{name: found.count for name, found in further.items()},
                 "step_ms": {rows: found.count for rows, found in steps.items()},
                 "engine": {streams: found.count for streams, found in engine.items()},
             },
             "spread": {
                 "prefill_tokens_per_s": _spread(prefill),
                 "decode_tokens_per_s": _spread(decode),
+                **{name: _spread(found) for name, found in further.items()},
                 "step_ms": {rows: _spread(found) for rows, found in steps.items()},
                 "engine": {streams: _spread(found) for streams, found in engine.items()},
             },
@@ -118,10 +144,16 @@ class EngineBench(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """For people."""
         info, one = self.info, self.step_ms[1].median
+        deep, together = (
+            found.text() if found else f"not measured: {self.skipped[name]}"
+            for name, found in self.further.items()
+        )
         formats = " + ".join(f"{format_bytes(size)} {name}" for name, size in sorted(self.formats.items()))
         rows = [
             (f"prefill, {PREFILL_ROWS} tokens", self.prefill_tokens_per_s.text(0), "tokens/s"),
             (f"decode at depth {DEPTH}", self.decode_tokens_per_s.text(), "tokens/s"),
+            (f"decode at depth {DEEP}", deep, "tokens/s"),
+            (f"{TOGETHER} sequences at depth {TOGETHER_DEPTH}", together, "tokens/s"),
             *(
                 (f"step of {rows} row{'s' * (rows > 1)}, V = {found.median / one:.2f}", found.text(2), "ms")
                 for rows, found in self.step_ms.items()
@@ -147,7 +179,7 @@ class EngineBench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(config: ServeConfig, as_json: bool) -> str:
-    """Measures for about 20 seconds and returns the report, a table or one JSON object.
+    """Measures for about 30 seconds, longer where prefill is slow, and returns a table or one JSON object.
 
     Raises ValueError or OSError for a model or setting that cannot be used.
     """
@@ -162,22 +194,33 @@ def measure(config: ServeConfig, total_s: float = TOTAL_S) -> EngineBench:
     path = str(locate(config.model))
     # The raw steps have pages of their own, behind those that the engine hands out and caches.
     engine_pages = max(STREAMS) * pages_of(DEPTH + STREAM_TOKENS)
-    raw_pages = pages_of(PREFILL_ROWS)
+    deep_pages, short_pages = pages_of(DEEP + 1), pages_of(TOGETHER_DEPTH + 1)
     before = resident_bytes()
     began = time.perf_counter()
-    program = compile_model(config, engine_pages + raw_pages)
+    program = compile_model(config, engine_pages + deep_pages + TOGETHER * short_pages)
     load_s = time.perf_counter() - began
     load_rss_bytes = max(0, peak_resident_bytes() - before)
     try:
         info = program.info
         bandwidth = read_bandwidth(info.threads)
-        prompts = windows(load_text(path).encode_prompt, max(STREAMS), PREFILL_ROWS)
-        sequence = OneSequence(program, engine_pages, prompts[0])
+        skipped = _skipped(info)
+        prompts = windows(load_text(path).encode_prompt, DEEP // PREFILL_ROWS + 1, PREFILL_ROWS)
+        deepest = PREFILL_ROWS if _DEEP in skipped else DEEP + 1
+        sequence = OneSequence(program, engine_pages, list(itertools.chain(*prompts))[:deepest])
+        first_page = engine_pages + deep_pages
+        together = [
+            OneSequence(program, first_page + number * short_pages, prompt[: TOGETHER_DEPTH + 1])
+            for number, prompt in enumerate(prompts[:TOGETHER])
+        ]
         engine = Engine(
             _FirstPages(program, engine_pages),
             EngineConfig(max_batch_tokens=config.max_batch_tokens, max_running=config.max_running),
         )
-        samples = _sample(sequence, engine, prompts, info, total_s)
+        filling = sequence.prefill(min(deepest, DEEP))
+        for one in together:
+            filling += one.prefill(TOGETHER_DEPTH)
+        steps = _single_steps(sequence, together, info, skipped)
+        samples = _sample(sequence, steps, filling, engine, prompts, total_s)
         bandwidth = max(bandwidth, read_bandwidth(info.threads))
     finally:
         program.close()
@@ -193,6 +236,9 @@ def measure(config: ServeConfig, total_s: float = TOTAL_S) -> EngineBench:
             for rows in ROWS
             if f"step {rows}" in samples
         },
+        decode_4096_tokens_per_s=_tokens_per_s(samples, _DEEP, 1),
+        streams8_tokens_per_s=_tokens_per_s(samples, _TOGETHER, TOGETHER),
+        skipped=skipped,
         engine={streams: figure(samples[f"engine {streams}"]) for streams in STREAMS},
         read_bytes_per_s=bandwidth,
         load_s=load_s,
@@ -224,17 +270,48 @@ class _FirstPages:
         """Nothing: the program belongs to somebody else."""
 
 
-def _sample(
-    sequence: OneSequence, engine: Engine, prompts: list[list[int]], info: ProgramInfo, total_s: float
-) -> dict[str, list[float]]:
-    """Rounds of everything, after one to warm up: seconds of prefills and steps, tokens/s of the engine."""
-    prefill = sequence.prefill(PREFILL_ROWS)
+def _skipped(info: ProgramInfo) -> dict[str, str]:
+    """Which of `EngineBench.further` cannot be measured, and why."""
+    skipped: dict[str, str] = {}
+    if info.max_context <= DEEP:
+        skipped[_DEEP] = f"the model's context is {info.max_context} tokens"
     most = min(info.max_rows, info.max_logit_rows)
-    steps = {rows: [sequence.batch(DEPTH, rows, wanted=rows)] for rows in ROWS if rows <= most}
+    if most < TOGETHER:
+        skipped[_TOGETHER] = f"steps have at most {most} sequences here"
+    return skipped
+
+
+def _single_steps(
+    sequence: OneSequence, together: list[OneSequence], info: ProgramInfo, skipped: dict[str, str]
+) -> dict[str, StepBatch]:
+    """The steps that are timed alone, by the names of their samples."""
+    most = min(info.max_rows, info.max_logit_rows)
+    steps = {f"step {rows}": sequence.batch(DEPTH, rows, wanted=rows) for rows in ROWS if rows <= most}
+    if _DEEP not in skipped:
+        steps[_DEEP] = sequence.batch(DEEP, 1, wanted=1)
+    if _TOGETHER not in skipped:
+        steps[_TOGETHER] = joined([one.batch(TOGETHER_DEPTH, 1, wanted=1) for one in together])
+    return steps
+
+
+def _sample(
+    sequence: OneSequence,
+    steps: dict[str, StepBatch],
+    filling: list[StepBatch],
+    engine: Engine,
+    prompts: list[list[int]],
+    total_s: float,
+) -> dict[str, list[float]]:
+    """Rounds of everything, after one to warm up: seconds of prefills and steps, tokens/s of the engine.
+
+    ``filling`` computes the rows that ``steps`` find in the cache. They stay there: what is measured writes
+    rows of the same sequences anew, with the same content.
+    """
+    prefill = sequence.prefill(PREFILL_ROWS)
     tasks: dict[str, Callable[[], list[float]]] = {"prefill": lambda: [sequence.time(prefill)]}
-    for rows, batches in steps.items():
-        tasks[f"step {rows}"] = lambda batches=batches: [  # type: ignore[misc]
-            sequence.time(batches) for _ in range(STEPS_A_ROUND)
+    for name, step in steps.items():
+        tasks[name] = lambda step=step: [  # type: ignore[misc]
+            sequence.time([step]) for _ in range(STEPS_A_ROUND)
         ]
     for streams in STREAMS:
         chosen = [prompt[:DEPTH] for prompt in prompts[:streams]]
@@ -244,6 +321,9 @@ def _sample(
     samples: dict[str, list[float]] = {name: [] for name in tasks}
     fewest, most = ROUNDS
     with tqdm(total=total_s, disable=not sys.stderr.isatty(), unit="s", bar_format="{l_bar}{bar}|") as bar:
+        for number, batch in enumerate(filling):
+            bar.set_description(f"filling the cache: {number} of {len(filling)} steps")
+            sequence.time([batch])
         for name, task in tasks.items():
             bar.set_description(f"warming up: {name}")
             task()
@@ -257,6 +337,11 @@ def _sample(
                 samples[name] += task()
             bar.update(min(total_s, time.perf_counter() - began) - bar.n)
     return samples
+
+
+def _tokens_per_s(samples: dict[str, list[float]], name: str, tokens: int) -> Figure | None:
+    """Of steps that take these seconds and give ``tokens`` tokens each; None where it was not measured."""
+    return figure([tokens / seconds for seconds in samples[name]]) if name in samples else None
 
 
 def _spread(found: Figure) -> dict[str, float]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from tenfold.backends.base import PAGE_ROWS, CompileOptions, Program, SamplingBatch, StepBatch
 from tenfold.backends.native import NativeBackend
@@ -61,6 +62,25 @@ def greedy(count: int) -> SamplingBatch:
         bias_tokens=np.zeros(0, np.int32),
         bias_values=np.zeros(0, np.float32),
         logprobs=np.full(count, -1, np.int32),
+    )
+
+
+def joined(batches: Sequence[StepBatch]) -> StepBatch:
+    """One step that does what these do, each of one sequence and one row with its logits."""
+
+    def arrays(name: str) -> npt.NDArray[np.int32]:
+        return np.concatenate([getattr(batch, name) for batch in batches])
+
+    count = len(batches)
+    return StepBatch(
+        tokens=arrays("tokens"),
+        positions=arrays("positions"),
+        row_offsets=np.arange(count + 1, dtype=np.int32),
+        cached_rows=arrays("cached_rows"),
+        page_offsets=np.cumsum([0, *(len(batch.pages) for batch in batches)], dtype=np.int32),
+        pages=arrays("pages"),
+        logit_rows=np.arange(count, dtype=np.int32),
+        sampling=greedy(count),
     )
 
 
