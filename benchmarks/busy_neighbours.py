@@ -85,7 +85,7 @@ def main() -> int:
         parser.error("--neighbours: must be positive")
     config = ServeConfig(model=options.model, threads=options.threads, isa=options.isa)
     found: dict[str, list[float]] = {"busy": [], "quiet": []}
-    worker, about = start_worker(config, DEPTH + DECODE)
+    worker, about = start_worker(config, raw_tokens=DEPTH + DECODE)
     neighbours = Neighbours(options.neighbours)
     try:
         ids = worker.ask("tokenize", text=manual_text()[: 8 * (DEPTH + DECODE)])[: DEPTH + DECODE]

@@ -78,7 +78,7 @@ def measure(model: str, config: ServeConfig, rounds: int) -> tuple[dict[str, Any
     with ExitStack() as stack:
         options = ("--threads", str(config.threads), "--isa", config.isa)
         server = stack.enter_context(Server(model, *options))
-        engine, about = start_worker(config, max(STREAMS) * (longest + TOKENS + 16))
+        engine, about = start_worker(config, engine_tokens=max(STREAMS) * (longest + TOKENS + 16))
         stack.enter_context(engine)
         turns = Turns({"http": server.pid, "in process": engine.pid})
         ways = {"http": partial(over_http, server), "in process": partial(in_process, engine, text)}

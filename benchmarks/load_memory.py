@@ -41,7 +41,7 @@ def main() -> int:
     loads: list[dict[str, Any]] = []
     ready_s: list[float] = []
     for _ in tqdm(range(options.runs), disable=not sys.stderr.isatty(), unit="run"):
-        worker, about = start_worker(config, 1)
+        worker, about = start_worker(config, raw_tokens=1)
         worker.close()
         loads.append(about)
         with Server(options.model, "--format", options.format) as server:

@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from tenfold.backends.base import Program, ProgramInfo, StepBatch, StepOutput
+from tenfold.backends.base import ProgramInfo, StepBatch
 from tenfold.bench.engine_streams import run_streams
 from tenfold.bench.figures import Figure, figure, table
 from tenfold.bench.memory import peak_resident_bytes, read_bandwidth, resident_bytes
 from tenfold.bench.prompts import windows
-from tenfold.bench.stepping import OneSequence, compile_model, joined, pages_of
+from tenfold.bench.stepping import FirstPages, OneSequence, compile_model, joined, pages_of
 from tenfold.checkpoint.locate import locate
 from tenfold.config import ServeConfig, format_bytes
 from tenfold.engine.engine import Engine
@@ -213,7 +213,7 @@ def measure(config: ServeConfig, total_s: float = TOTAL_S) -> EngineBench:
             for number, prompt in enumerate(prompts[:TOGETHER])
         ]
         engine = Engine(
-            _FirstPages(program, engine_pages),
+            FirstPages(program, engine_pages),
             EngineConfig(max_batch_tokens=config.max_batch_tokens, max_running=config.max_running),
         )
         filling = sequence.prefill(min(deepest, DEEP))
@@ -245,29 +245,6 @@ def measure(config: ServeConfig, total_s: float = TOTAL_S) -> EngineBench:
         load_rss_bytes=load_rss_bytes,
         peak_rss_bytes=peak_resident_bytes(),
     )
-
-
-class _FirstPages:
-    """A program of which only the first ``pages`` pages may be used."""
-
-    def __init__(self, program: Program, pages: int) -> None:
-        self.info = msgspec.structs.replace(program.info, kv_pages=pages)
-        self._program = program
-
-    def step(self, batch: StepBatch) -> StepOutput:
-        return self._program.step(batch)
-
-    def copy_rows(self, source: int, target: int, rows: int) -> None:
-        self._program.copy_rows(source, target, rows)
-
-    def read_page(self, page: int) -> bytes:
-        return self._program.read_page(page)
-
-    def write_page(self, page: int, data: bytes) -> None:
-        self._program.write_page(page, data)
-
-    def close(self) -> None:
-        """Nothing: the program belongs to somebody else."""
 
 
 def _skipped(info: ProgramInfo) -> dict[str, str]:

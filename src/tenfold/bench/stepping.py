@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tenfold.backends.base import PAGE_ROWS, CompileOptions, Program, SamplingBatch, StepBatch
+from tenfold.backends.base import PAGE_ROWS, CompileOptions, Program, SamplingBatch, StepBatch, StepOutput
 from tenfold.backends.native import NativeBackend
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
@@ -82,6 +83,29 @@ def joined(batches: Sequence[StepBatch]) -> StepBatch:
         logit_rows=np.arange(count, dtype=np.int32),
         sampling=greedy(count),
     )
+
+
+class FirstPages:
+    """A program of which only the first ``pages`` pages may be used."""
+
+    def __init__(self, program: Program, pages: int) -> None:
+        self.info = msgspec.structs.replace(program.info, kv_pages=pages)
+        self._program = program
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        return self._program.step(batch)
+
+    def copy_rows(self, source: int, target: int, rows: int) -> None:
+        self._program.copy_rows(source, target, rows)
+
+    def read_page(self, page: int) -> bytes:
+        return self._program.read_page(page)
+
+    def write_page(self, page: int, data: bytes) -> None:
+        self._program.write_page(page, data)
+
+    def close(self) -> None:
+        """Nothing: the program belongs to somebody else."""
 
 
 class OneSequence:
