@@ -29,6 +29,17 @@ struct Q8 {
   static TENFOLD_INLINE VF get(const int8_t* p) { return to_float(load_int8(p)); }
 };
 
+// Fetches what one iteration will read; bytes at least a cache line, or the part of one that begins at p.
+template <size_t Bytes, class E>
+TENFOLD_INLINE void fetch(const E* p) {
+  const uint8_t* line = reinterpret_cast<const uint8_t*>(p);
+  if constexpr (Bytes < 64) {
+    if ((reinterpret_cast<uintptr_t>(p) & 63) == 0) __builtin_prefetch(line, 0, 3);
+  } else {
+    for (size_t i = 0; i < Bytes; i += 64) __builtin_prefetch(line + i, 0, 3);
+  }
+}
+
 template <class T, int N>
 void tile(const AttentionItem& item, int begin) {
   using E = typename T::type;
@@ -57,12 +68,18 @@ void tile(const AttentionItem& item, int begin) {
     const E* values = reinterpret_cast<const E*>(base + item.value_offset);
     // Lines that nobody here may see are not even multiplied by 0: a page keeps what an earlier owner left in it.
     const int lines = last - page * kPageRows < 16 ? last - page * kPageRows : 16;
+    // Pages lie apart, so no hardware guesses the next one: it is fetched a line at a time while this one is used.
+    const int after = (page + 1) * kPageRows < last ? page + 1 : page;
+    const uint8_t* next_base = item.pool + static_cast<size_t>(item.pages[after]) * item.page_bytes;
+    const E* next_keys = reinterpret_cast<const E*>(next_base + item.key_offset);
+    const E* next_values = reinterpret_cast<const E*>(next_base + item.value_offset);
 
     for (int part = 0; part < kParts; ++part) {
       VF even[N], odd[N];
       TENFOLD_UNROLL
       for (int n = 0; n < N; ++n) even[n] = odd[n] = set1(0.0f);
       for (int d = 0; d < dim; d += 2) {
+        if (part == 0) fetch<2 * 16 * sizeof(E)>(next_keys + d * 16);
         const VF k0 = T::get(keys + d * 16 + part * kLanes);
         const VF k1 = T::get(keys + (d + 1) * 16 + part * kLanes);
         TENFOLD_UNROLL
@@ -115,6 +132,7 @@ void tile(const AttentionItem& item, int begin) {
       TENFOLD_UNROLL
       for (int n = 0; n < N; ++n) acc[n] = mul(load(sums + n * dim + d), set1(correction[n]));
       for (int j = 0; j < lines; ++j) {
+        fetch<kLanes * sizeof(E)>(next_values + j * dim + d);
         const VF v = T::get(values + j * dim + d);
         TENFOLD_UNROLL
         for (int n = 0; n < N; ++n) acc[n] = fma(v, set1(p[n][j]), acc[n]);
