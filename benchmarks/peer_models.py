@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import safetensors
 from peer_environments import VENVS
 
 from tenfold.checkpoint.base import Checkpoint
@@ -91,8 +90,8 @@ def _type_of(tensor: Any, kind: str) -> Any:
 def _write_folder(source: Path, target: Path) -> None:
     checkpoint = open_checkpoint(source)
     try:
-        weights: dict[str, Any] = {
-            name: {"dtype": "bfloat16", "shape": list(info.shape), "data": _bf16_bytes(checkpoint, name)}
+        weights = {
+            name: (list(info.shape), _bf16_bytes(checkpoint, name))
             for name, info in checkpoint.tensors().items()
         }
         config = {**checkpoint.config, "dtype": "bfloat16"}
@@ -100,7 +99,18 @@ def _write_folder(source: Path, target: Path) -> None:
         checkpoint.close()
     target.mkdir()
     (target / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    safetensors.serialize_file(weights, target / "model.safetensors", {"format": "pt"})
+    # Written by hand, as safetensors' own writer takes BF16 from torch alone.
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (shape, data) in weights.items():
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + len(data)]}
+        end += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (target / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, data in weights.values():
+            file.write(data)
 
 
 def _bf16_bytes(checkpoint: Checkpoint, name: str) -> bytes:

@@ -59,9 +59,7 @@ class Worker:
             self._time(cache, [prompt])
             self._caches[key] = cache
         cache = self._caches[key]
-        excess = cache.get_seq_length() - prompt.shape[1]
-        if excess:
-            cache.crop(-excess)
+        cache.crop(prompt.shape[1])
         return cache
 
     def _time(self, cache: Any, steps: list[torch.Tensor], wanted: int = 1) -> float:

@@ -16,8 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-SETTLE_S = 0.1
-"""Between two turns: longer than threads of the usual runtimes spin before they sleep."""
+SETTLE_S = 0.3
+"""Between two turns: longer than threads of the usual runtimes spin before they sleep; Intel's OpenMP takes
+0.2 s."""
 
 
 class PeerError(RuntimeError):
