@@ -242,6 +242,8 @@ SampleResult sample(float* logits, int vocab, const SampleParams& p, SampleScrat
   if (raw_needed && adjusted) std::copy(logits, logits + vocab, raw = scratch.values + vocab);
   if (adjusted) adjust(logits, p);
 
+  // NaN everywhere, or every token forbidden: there is nothing to draw, and somebody must be told.
+  if (!(largest(logits, vocab) > -INFINITY)) return {-1, NAN};
   int token;
   if (p.temperature <= 0.0f)
     token = first_of(logits, vocab, largest(logits, vocab));

@@ -20,7 +20,7 @@ from tenfold import _native
 from tenfold.backends.base import SamplingBatch, StepOutput
 from tenfold.backends.sampling import adjusted, gumbel, kept, sample
 from tests.backends.test_sampling import sampling
-from tests.helpers.batches import Part, step_batch
+from tests.helpers.batches import Part, greedy, step_batch
 from tests.helpers.native_programs import LEVELS, lookup_program, wrapped
 
 MARGIN = 1e-4
@@ -293,6 +293,15 @@ def test_nan_is_never_better_than_a_number() -> None:
             for isa in LEVELS:
                 token = int(draw_raw(row, isa).tokens[0])
                 assert row[0, token] == 3
+
+
+def test_where_nothing_can_be_drawn_nothing_is() -> None:
+    """All logits NaN, or all forbidden: the token is -1 everywhere, as the definition says."""
+    for value in (np.nan, -np.inf):
+        row = np.full((1, 70), value, np.float32)
+        assert sample(row, greedy(1)).tokens[0] == -1
+        for isa in LEVELS:
+            assert draw_raw(row, isa).tokens[0] == -1
 
 
 def draw_raw(logits: Logits, isa: str) -> StepOutput:

@@ -340,6 +340,27 @@ def test_a_failing_step_ends_its_requests_and_no_others() -> None:
     assert outcomes["c"].tokens == alone(requests[2]).tokens
 
 
+def test_a_row_without_a_token_to_draw_ends_its_request_and_no_others() -> None:
+    """A program that finds no number among a request's logits says -1: that is an error, not token 0."""
+
+    class Numberless(FakeProgram):
+        """As its base, but the first sequence of every step gets no token."""
+
+        def step(self, batch: StepBatch) -> StepOutput:
+            output = super().step(batch)
+            output.tokens[0] = -1
+            return output
+
+    engine = Engine(Numberless(), EngineConfig(max_batch_tokens=64))
+    requests = [request(name, LONG[:9], max_tokens=1) for name in ("a", "b")]
+    for one in requests:
+        engine.add(one)
+    outcomes = run(engine)
+    assert outcomes["a"].finish == "error"
+    assert outcomes["a"].error is not None and "no token can be drawn" in outcomes["a"].error
+    assert outcomes["b"].tokens == alone(requests[1]).tokens
+
+
 def test_rows_of_a_failed_step_never_enter_the_cache() -> None:
     """After a failed prefill the same prompt finds only what earlier steps finished."""
     program = FakeProgram()

@@ -107,7 +107,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a step found, for its N wanted rows."""
 
     tokens: Int32s
-    """[N] drawn tokens."""
+    """[N] drawn tokens; -1 where no logit is a number above -inf."""
     logprobs: Floats
     """[N] log-probability of the drawn token (0 where not asked for)."""
     top_tokens: Int32s

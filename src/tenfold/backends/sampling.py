@@ -83,7 +83,8 @@ class Draws(NamedTuple):
 def sample(logits: Floats, sampling: SamplingBatch) -> Draws:
     """Draws one token for each row of ``logits`` [N, vocab]. Neither argument is changed.
 
-    Raises ValueError where the two do not have the same number of rows.
+    A row without a logit above -inf (all NaN, or all forbidden) draws -1. Raises ValueError where the two do
+    not have the same number of rows.
     """
     rows = len(logits)
     if len(sampling.temperature) != rows:
@@ -94,10 +95,11 @@ def sample(logits: Floats, sampling: SamplingBatch) -> Draws:
     top_tokens = np.full((rows, widest), -1, np.int32)
     top_logprobs = np.zeros((rows, widest), np.float32)
     for n in range(rows):
-        tokens[n] = _draw(adjusted(logits[n], sampling, n), sampling, n)
+        row = adjusted(logits[n], sampling, n)
+        tokens[n] = _draw(row, sampling, n) if np.any(row > -np.inf) else -1
         if sampling.logprobs[n] >= 0:
             own = log_softmax(logits[n])
-            logprobs[n] = own[tokens[n]]
+            logprobs[n] = own[tokens[n]] if tokens[n] >= 0 else np.nan
             best = by_rank(logits[n])[: sampling.logprobs[n]]
             top_tokens[n, : len(best)] = best
             top_logprobs[n, : len(best)] = own[best]

@@ -18,6 +18,10 @@ from tenfold.protocol import Chunk, FinishReason, LoadSnapshot, Request, TokenLo
 
 log = logging.getLogger(__name__)
 
+NOTHING_TO_DRAW = (
+    "no token can be drawn: the model's logits are not numbers, or logit_bias forbids every token"
+)
+
 
 class AdmissionNews(TypedDict, total=False):
     """Fields of a Chunk."""
@@ -99,7 +103,11 @@ class Engine:
             if sequence.table is not None:
                 self._cache.commit(sequence.table, sequence.tokens, sequence.computed)
             if sequence.pending == 0:
-                chunks.append(self._take_token(sequence, tokens[n], output, n))
+                chunks.append(
+                    self._take_token(sequence, tokens[n], output, n)
+                    if tokens[n] >= 0
+                    else self._end(sequence, "error", NOTHING_TO_DRAW)
+                )
                 n += 1
         return chunks
 
