@@ -325,6 +325,13 @@ void Program::place(const Batch& b) {
 
 void Program::step(Batch& b) {
   if (!team_.here()) refuse("step: a program does not survive a fork; compile it in the process that uses it");
+  // One step at a time: its batch, its activations and its threads are the program's. A second caller is refused
+  // before it can touch them.
+  if (stepping_.exchange(true, std::memory_order_acquire)) refuse("step: the program is in a step of another thread");
+  struct Done {
+    std::atomic<bool>& flag;
+    ~Done() { flag.store(false, std::memory_order_release); }
+  } done{stepping_};
   validate(b);
   place(b);
   batch_ = &b;

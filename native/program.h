@@ -7,6 +7,7 @@
 // harmless).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -179,6 +180,7 @@ class Program {
   std::vector<std::unique_ptr<Op>> ops_;
   int logits_ = -1;
   bool modular_ = false;
+  std::atomic<bool> stepping_{false};
   Op* single_ = nullptr;  // the op of a modular call
   size_t widest_ = 0;
 

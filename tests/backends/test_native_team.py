@@ -163,3 +163,29 @@ def test_steps_on_any_number_of_the_threads() -> None:
     for wrong in (-1, 5):
         with pytest.raises(ValueError, match="fix_threads"):
             program._core.fix_threads(wrong)
+
+
+def test_a_second_caller_is_refused_and_harms_nobody() -> None:
+    """Steps of one program from several threads at once: each gives the right logits or is refused in words;
+    the process and the program live on."""
+    program = MODEL.native("q8", threads=2)
+    long = step_batch(Part(tokens=list(range(64)), pages=[0, 1, 2, 3]))
+    wanted = program.step(long).logits
+    wrong: list[str] = []
+
+    def work() -> None:
+        for _ in range(100):
+            try:
+                if not np.array_equal(program.step(long).logits, wanted):
+                    wrong.append("other logits")
+            except ValueError as error:
+                if "another thread" not in str(error):
+                    wrong.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    np.testing.assert_array_equal(program.step(long).logits, wanted)
