@@ -22,9 +22,9 @@ from tenfold.worker.framing import Channel
 LOAD_INTERVAL_S = 0.1
 """A load snapshot is sent no more often than this while the engine works."""
 
-CHUNK_INTERVAL_S = 0.005
-"""Tokens of steps that are quicker than this travel together: each message wakes the front, which shares the
-machine's cores with the engine. First and last tokens of a request never wait."""
+CHUNK_INTERVAL_S = 0.016
+"""Tokens of steps that are quicker than this (a frame of a 60 Hz screen) travel together: each message wakes
+the front, which shares the machine's cores with the engine. First and last tokens of a request never wait."""
 
 
 class EngineLike(Protocol):
