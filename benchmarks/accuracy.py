@@ -3,8 +3,8 @@
     python benchmarks/accuracy.py smollm2                     # KL and greedy agreement of the served formats
     python benchmarks/accuracy.py smollm2 --transformers      # largest difference of F32 logits
 
-The text is Python's own manual (`pydoc_data.topics`), which every installation has. Needs torch, and transformers for
-the second form. Prints JSON.
+The text is Python's own manual (`pydoc_data.topics`), which every installation has. Needs torch, and
+transformers for the second form. Prints JSON.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tenfold.backends.base import CompileOptions, Program, SamplingBatch, StepBatch
+from tenfold.backends.base import CompileOptions, Program, StepBatch
 from tenfold.backends.native import NativeBackend
 from tenfold.backends.torch.reference import TorchBackend
+from tenfold.bench.stepping import greedy
 from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
@@ -27,28 +28,6 @@ from tenfold.checkpoint.tokenizer import Tokenizer
 from tenfold.models.registry import build_graph
 
 WINDOW = 512
-
-
-def greedy(count: int) -> SamplingBatch:
-    """Argmax for ``count`` rows."""
-    return SamplingBatch(
-        temperature=np.zeros(count, np.float32),
-        top_k=np.zeros(count, np.int32),
-        top_p=np.ones(count, np.float32),
-        min_p=np.zeros(count, np.float32),
-        repetition=np.ones(count, np.float32),
-        presence=np.zeros(count, np.float32),
-        frequency=np.zeros(count, np.float32),
-        seed=np.zeros(count, np.uint64),
-        position=np.zeros(count, np.int64),
-        history_offsets=np.zeros(count + 1, np.int32),
-        history_tokens=np.zeros(0, np.int32),
-        history_counts=np.zeros(0, np.int32),
-        bias_offsets=np.zeros(count + 1, np.int32),
-        bias_tokens=np.zeros(0, np.int32),
-        bias_values=np.zeros(0, np.float32),
-        logprobs=np.full(count, -1, np.int32),
-    )
 
 
 def logits_of(program: Program, tokens: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -120,7 +99,9 @@ def transformers_model(checkpoint: Checkpoint) -> Any:
 
 def main() -> None:
     """Runs one of the two comparisons."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--formats", default="auto", help="comma-separated: auto, q8, q4, bf16, f32")
     parser.add_argument("--transformers", action="store_true")
@@ -151,7 +132,9 @@ def main() -> None:
         # The oracle computes the same stored weights exactly: what is measured is the arithmetic.
         oracle = TorchBackend().compile(graph, checkpoint, options(fmt))
         native = NativeBackend().compile(graph, checkpoint, options(fmt))
-        print(json.dumps({"format": fmt, "isa": native.info.isa, **compare(oracle, native, texts)}), flush=True)
+        print(
+            json.dumps({"format": fmt, "isa": native.info.isa, **compare(oracle, native, texts)}), flush=True
+        )
 
 
 if __name__ == "__main__":

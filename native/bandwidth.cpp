@@ -17,7 +17,7 @@ struct Read {
   int threads;
   std::vector<uint64_t> sums;
 
-  static void run(void* self, int index) {
+  static bool run(void* self, int index) {
     Read& r = *static_cast<Read*>(self);
     const size_t each = r.words / static_cast<size_t>(r.threads);
     const uint64_t* p = r.data + each * static_cast<size_t>(index);
@@ -25,6 +25,7 @@ struct Read {
     for (size_t i = 0; i + 8 <= each; i += 8)
       for (size_t j = 0; j < 8; ++j) a[j] += p[i + j];
     for (uint64_t x : a) r.sums[static_cast<size_t>(index) * 8] += x;
+    return true;
   }
 };
 

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -36,7 +37,7 @@ nb::ndarray<nb::numpy, T> own(T* data, std::initializer_list<size_t> shape) {
 
 template <class T>
 void need(const Array<T>& array, size_t count, const char* name) {
-  if (array.shape(0) != count)
+  if (array.shape(0) != count || count > static_cast<size_t>(std::numeric_limits<int>::max()))
     throw std::invalid_argument(std::string("step: ") + name + " has " + std::to_string(array.shape(0)) +
                                 " entries, expected " + std::to_string(count));
 }
@@ -59,6 +60,13 @@ Layout layout_of(const std::string& format, int group, bool wide, bool minimum) 
   return l;
 }
 
+KvFormat kv_format_of(const std::string& name) {
+  if (name == "bf16") return KvFormat::BF16;
+  if (name == "f32") return KvFormat::F32;
+  if (name == "q8") return KvFormat::Q8;
+  throw std::invalid_argument("kv_format: " + name + " is none of bf16, f32, q8");
+}
+
 Activation activation_of(const std::string& name) {
   if (name == "silu") return Activation::Silu;
   if (name == "gelu") return Activation::Gelu;
@@ -67,12 +75,10 @@ Activation activation_of(const std::string& name) {
 }
 
 std::unique_ptr<Program> make_program(const std::string& isa, int threads, int max_rows, int max_logit_rows, int vocab,
-                                      int kv_pages, bool kv_f32, const std::vector<std::tuple<int, int>>& kv) {
+                                      int kv_pages, const std::string& kv_format,
+                                      const std::vector<std::tuple<int, int>>& kv) {
   const Kernels* kernels = kernels_of(isa);
   if (kernels == nullptr) throw std::invalid_argument("isa: this machine cannot run " + isa);
-  if (threads < 1 || threads > 1024 || max_rows < 1 || max_logit_rows < 1 || max_logit_rows > max_rows || vocab < 1 ||
-      kv_pages < 1)
-    throw std::invalid_argument("program: threads, rows, vocab and pages must be positive, max_logit_rows <= max_rows");
   std::vector<KvShape> shapes;
   for (const auto& [heads, dim] : kv) shapes.push_back({heads, dim});
   ProgramOptions options;
@@ -82,24 +88,40 @@ std::unique_ptr<Program> make_program(const std::string& isa, int threads, int m
   options.max_logit_rows = max_logit_rows;
   options.vocab = vocab;
   options.kv_pages = kv_pages;
-  options.kv_f32 = kv_f32;
+  options.kv_format = kv_format_of(kv_format);
   return std::make_unique<Program>(options, shapes);
 }
 
-size_t element_bytes(const Layout& l) { return l.format == Format::F32 ? 4 : l.format == Format::BF16 ? 2 : 1; }
+nb::dlpack::dtype code_type(const Layout& l) {
+  switch (l.format) {
+    case Format::F32:
+      return nb::dtype<float>();
+    case Format::BF16:
+      return nb::dtype<uint16_t>();
+    case Format::Q8:
+      return nb::dtype<int8_t>();
+    default:
+      return nb::dtype<uint8_t>();
+  }
+}
+
+nb::dlpack::dtype scale_type(const Layout& l) {
+  return {static_cast<uint8_t>(nb::dlpack::dtype_code::Float), static_cast<uint8_t>(l.wide ? 32 : 16), 1};
+}
 
 void write_rows(Program& program, int index, int first, const AnyArray& codes, std::optional<AnyArray> scale,
                 std::optional<AnyArray> minimum) {
   Matrix& m = program.matrix(index);
   const size_t count = codes.ndim() == 2 ? codes.shape(0) : 0;
-  if (count == 0 || codes.shape(1) != static_cast<size_t>(m.cols) || codes.itemsize() != element_bytes(m.layout))
+  if (count == 0 || codes.shape(1) != static_cast<size_t>(m.cols) || codes.dtype() != code_type(m.layout))
     throw std::invalid_argument("write_rows: codes have another shape or type than the matrix");
   if (first < 0 || first % kPanel != 0 || static_cast<size_t>(first) + count > static_cast<size_t>(m.rows))
     throw std::invalid_argument("write_rows: rows outside the matrix, or not from a multiple of 16");
   const auto check = [&](const std::optional<AnyArray>& a, bool wanted, const char* name) {
-    if (a.has_value() != wanted) throw std::invalid_argument(std::string("write_rows: ") + name + " missing or unwanted");
-    if (wanted && (a->ndim() != 2 || a->shape(0) != count || a->shape(1) != static_cast<size_t>(m.cols / m.layout.group) ||
-                   a->itemsize() != (m.layout.wide ? 4u : 2u)))
+    if (a.has_value() != wanted)
+      throw std::invalid_argument(std::string("write_rows: ") + name + " missing or unwanted");
+    if (wanted && (a->ndim() != 2 || a->shape(0) != count ||
+                   a->shape(1) != static_cast<size_t>(m.cols / m.layout.group) || a->dtype() != scale_type(m.layout)))
       throw std::invalid_argument(std::string("write_rows: ") + name + " has another shape or type than the matrix");
   };
   check(scale, m.layout.quantized(), "scale");
@@ -112,15 +134,16 @@ void write_rows(Program& program, int index, int first, const AnyArray& codes, s
 
 // Arrays of a StepBatch, in the order in which backends/native.py passes them.
 nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions, Array<int32_t> row_offsets,
-               Array<int32_t> cached_rows, Array<int32_t> page_offsets, Array<int32_t> pages,
-               Array<int32_t> logit_rows, Array<float> temperature, Array<int32_t> top_k, Array<float> top_p,
-               Array<float> min_p, Array<float> repetition, Array<float> presence, Array<float> frequency,
-               Array<uint64_t> seed, Array<int64_t> position, Array<int32_t> history_offsets,
-               Array<int32_t> history_tokens, Array<int32_t> history_counts, Array<int32_t> bias_offsets,
-               Array<int32_t> bias_tokens, Array<float> bias_values, Array<int32_t> logprobs, bool want_logits) {
+               Array<int32_t> cached_rows, Array<int32_t> page_offsets, Array<int32_t> pages, Array<int32_t> logit_rows,
+               Array<float> temperature, Array<int32_t> top_k, Array<float> top_p, Array<float> min_p,
+               Array<float> repetition, Array<float> presence, Array<float> frequency, Array<uint64_t> seed,
+               Array<int64_t> position, Array<int32_t> history_offsets, Array<int32_t> history_tokens,
+               Array<int32_t> history_counts, Array<int32_t> bias_offsets, Array<int32_t> bias_tokens,
+               Array<float> bias_values, Array<int32_t> logprobs, bool want_logits) {
   Batch b;
   const size_t rows = tokens.shape(0), sequences = cached_rows.shape(0), n = logit_rows.shape(0);
   need(positions, rows, "positions");
+  need(pages, pages.shape(0), "pages");
   need(row_offsets, sequences + 1, "row_offsets");
   need(page_offsets, sequences + 1, "page_offsets");
   need(temperature, n, "temperature");
@@ -227,6 +250,8 @@ NB_MODULE(_native, m) {
   m.def(
       "read_bandwidth",
       [](int threads, size_t bytes, int repeats) {
+        if (threads < 1 || threads > 1024 || repeats < 1)
+          throw std::invalid_argument("read_bandwidth: threads must be 1 to 1024, repeats positive");
         nb::gil_scoped_release free;
         return read_bandwidth(threads, bytes, repeats);
       },
@@ -235,7 +260,8 @@ NB_MODULE(_native, m) {
       "gumbel",
       [](const std::string& isa, uint64_t seed, int64_t position, int first, int count) {
         const Kernels* kernels = kernels_of(isa);
-        if (kernels == nullptr || first < 0 || count < 0) throw std::invalid_argument("gumbel: bad arguments");
+        if (kernels == nullptr || first < 0 || count < 0 || first > std::numeric_limits<int>::max() - count)
+          throw std::invalid_argument("gumbel: bad arguments");
         auto out = std::make_unique<float[]>(static_cast<size_t>(count));
         kernels->gumbel(seed, position, first, count, out.get());
         return own(out.release(), {static_cast<size_t>(count)});
@@ -244,7 +270,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<Program>(m, "Program")
       .def_static("create", &make_program, "isa"_a, "threads"_a, "max_rows"_a, "max_logit_rows"_a, "vocab"_a,
-                  "kv_pages"_a, "kv_f32"_a, "kv"_a)
+                  "kv_pages"_a, "kv_format"_a, "kv"_a)
       .def(
           "add_matrix",
           [](Program& p, int rows, int cols, const std::string& format, int group, bool wide, bool minimum) {
@@ -252,7 +278,8 @@ NB_MODULE(_native, m) {
           },
           "rows"_a, "cols"_a, "format"_a, "group"_a, "wide"_a, "minimum"_a)
       .def("write_rows", &write_rows, "matrix"_a, "first"_a, "codes"_a, "scale"_a.none(), "minimum"_a.none())
-      .def("matrix_bytes", [](Program& p, int index) { return p.matrix(index).bytes(); }, "matrix"_a)
+      .def(
+          "matrix_bytes", [](Program& p, int index) { return p.matrix(index).bytes(); }, "matrix"_a)
       .def(
           "read_row",
           [](Program& p, int index, int row) {
@@ -273,13 +300,21 @@ NB_MODULE(_native, m) {
       .def(
           "add_linear",
           [](Program& p, int input, std::tuple<int, float, float> norm, const std::vector<std::tuple<int, int>>& parts,
-             const std::string& gate, int residual, int output) {
+             const std::string& gate, int residual, int output, int column) {
             std::vector<LinearPart> list;
             for (const auto& [matrix, bias] : parts) list.push_back({matrix, bias});
             const auto& [weight, eps, offset] = norm;
-            p.add_linear(input, {weight, eps, offset}, list, activation_of(gate), residual, output);
+            p.add_linear(input, {weight, eps, offset}, list, activation_of(gate), residual, output, column);
           },
-          "input"_a, "norm"_a, "parts"_a, "gate"_a, "residual"_a, "output"_a)
+          "input"_a, "norm"_a, "parts"_a, "gate"_a, "residual"_a, "output"_a, "column"_a = 0)
+      .def(
+          "add_gate",
+          [](Program& p, const std::string& activation, int first, int second, int output) {
+            p.add_gate(activation_of(activation), first, second, output);
+          },
+          "activation"_a, "first"_a, "second"_a, "output"_a)
+      .def("add_sum", &Program::add_sum, "first"_a, "second"_a, "output"_a)
+      .def("run_modular", &Program::run_modular, "modular"_a)
       .def(
           "add_attention",
           [](Program& p, int input, int layer, int heads, int kv_heads, int head_dim, int window, float scale,
@@ -287,9 +322,9 @@ NB_MODULE(_native, m) {
              int output) {
             const auto& [qw, qe, qo] = query_norm;
             const auto& [kw, ke, ko] = key_norm;
-            p.add_attention(input, {layer, heads, kv_heads, head_dim, window, scale, softcap, {qw, qe, qo}, {kw, ke, ko},
-                                    rope},
-                            output);
+            p.add_attention(
+                input, {layer, heads, kv_heads, head_dim, window, scale, softcap, {qw, qe, qo}, {kw, ke, ko}, rope},
+                output);
           },
           "input"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "window"_a, "scale"_a, "softcap"_a,
           "query_norm"_a, "key_norm"_a, "rope"_a, "output"_a)
@@ -306,9 +341,12 @@ NB_MODULE(_native, m) {
       .def("finish", &Program::finish, "logits"_a)
       .def("step", &step)
       .def("weight_bytes", &Program::weight_bytes)
+      .def("fix_threads", &Program::fix_threads, "threads"_a)
+      .def("threads_used", &Program::threads_used)
       .def("page_bytes", [](Program& p) { return p.pages().page_bytes(); })
-      .def("copy_rows", [](Program& p, int source, int target, int rows) { p.pages().copy_rows(source, target, rows); },
-           "source"_a, "target"_a, "rows"_a)
+      .def(
+          "copy_rows", [](Program& p, int source, int target, int rows) { p.pages().copy_rows(source, target, rows); },
+          "source"_a, "target"_a, "rows"_a)
       .def("read_page", &read_page, "page"_a)
       .def("write_page", &write_page, "page"_a, "data"_a);
 }

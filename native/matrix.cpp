@@ -60,8 +60,8 @@ void Matrix::read_row(int row, float* out) const {
   }
   if (layout.format == Format::BF16) {
     for (size_t k = 0; k < width; ++k) {
-      const uint32_t bits =
-          static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(p)[k / 2 * 32 + lane * 2 + k % 2]) << 16;
+      const uint32_t bits = static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(p)[k / 2 * 32 + lane * 2 + k % 2])
+                            << 16;
       std::memcpy(out + k, &bits, 4);
     }
     return;

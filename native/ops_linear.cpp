@@ -10,13 +10,20 @@ constexpr int kSumRows = 64;  // rows whose sums of one panel are kept before th
 
 class LinearOp final : public Op {
  public:
-  LinearOp(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual, int output)
-      : input_(input), norm_(norm), parts_(std::move(parts)), gate_(gate), residual_(residual), output_(output) {}
+  LinearOp(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual, int output,
+           int column)
+      : input_(input),
+        norm_(norm),
+        parts_(std::move(parts)),
+        gate_(gate),
+        residual_(residual),
+        output_(output),
+        column_(column) {}
 
-  void run(Program& p, int thread) override {
+  bool run(Program& p, int thread) override {
     const Value& in = p.value(input_);
     const int rows = p.rows_of(in);
-    if (rows == 0) return;
+    if (rows == 0) return true;
     bool quantized = false;
     for (const LinearPart& part : parts_) quantized |= p.matrix(part.matrix).layout.quantized();
 
@@ -33,7 +40,7 @@ class LinearOp final : public Op {
                              normed + i * p.widest());
       if (quantized) p.kernels().quantize(plain + i * plain_stride, in.width, codes.from(r));
     }
-    if (!alone && (quantized || norm_.weight >= 0)) p.team().barrier();
+    if (!alone && (quantized || norm_.weight >= 0) && !p.team().barrier(thread)) return false;
 
     int panels = 0;
     for (size_t i = 0; i < (gate_ == Activation::None ? parts_.size() : 1); ++i)
@@ -42,6 +49,7 @@ class LinearOp final : public Op {
     for (int panel = share_of.begin; panel < share_of.end; ++panel)
       for (int row = 0; row < rows; row += kSumRows)
         block(p, panel, row, std::min(kSumRows, rows - row), codes, plain, plain_stride);
+    return true;
   }
 
  private:
@@ -52,19 +60,20 @@ class LinearOp final : public Op {
     if (m.layout.quantized())
       p.kernels().linear_quant(m.layout, m.panel(panel), m.cols, codes.from(row), rows, out);
     else
-      p.kernels().linear_float(m.layout, m.panel(panel), m.cols, plain + static_cast<size_t>(row) * stride, stride, rows,
-                               out);
+      p.kernels().linear_float(m.layout, m.panel(panel), m.cols, plain + static_cast<size_t>(row) * stride, stride,
+                               rows, out);
     if (part.bias < 0) return;
     const float* bias = p.vector(part.bias) + panel * kPanel;
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < kPanel; ++c) out[r * kPanel + c] += bias[c];
   }
 
-  void block(Program& p, int panel, int row, int rows, const QuantRows& codes, const float* plain, size_t stride) const {
+  void block(Program& p, int panel, int row, int rows, const QuantRows& codes, const float* plain,
+             size_t stride) const {
     alignas(64) float a[kSumRows * kPanel];
     const Value& out = p.value(output_);
     size_t index = 0;
-    int column = 0;
+    int column = column_;
     while (gate_ == Activation::None && panel >= p.matrix(parts_[index].matrix).panels()) {
       panel -= p.matrix(parts_[index].matrix).panels();
       column += p.matrix(parts_[index].matrix).rows;
@@ -96,14 +105,14 @@ class LinearOp final : public Op {
   const NormSpec norm_;
   const std::vector<LinearPart> parts_;
   const Activation gate_;
-  const int residual_, output_;
+  const int residual_, output_, column_;
 };
 
 }  // namespace
 
 std::unique_ptr<Op> make_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual,
-                                int output) {
-  return std::make_unique<LinearOp>(input, norm, std::move(parts), gate, residual, output);
+                                int output, int column) {
+  return std::make_unique<LinearOp>(input, norm, std::move(parts), gate, residual, output, column);
 }
 
 }  // namespace tenfold

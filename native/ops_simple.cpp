@@ -9,7 +9,7 @@ namespace {
 class EmbedOp final : public Op {
  public:
   EmbedOp(int matrix, float scale, int output) : matrix_(matrix), scale_(scale), output_(output) {}
-  void run(Program& p, int thread) override {
+  bool run(Program& p, int thread) override {
     const Value& out = p.value(output_);
     const Range rows = share(p.batch().rows, thread, p.team().size());
     for (int r = rows.begin; r < rows.end; ++r) {
@@ -18,6 +18,7 @@ class EmbedOp final : public Op {
       if (scale_ != 1.0f)
         for (int i = 0; i < out.width; ++i) to[i] *= scale_;
     }
+    return true;
   }
 
  private:
@@ -30,7 +31,7 @@ class NormOp final : public Op {
  public:
   NormOp(int input, NormSpec norm, int residual, int output)
       : input_(input), norm_(norm), residual_(residual), output_(output) {}
-  void run(Program& p, int thread) override {
+  bool run(Program& p, int thread) override {
     const Value& in = p.value(input_);
     const Value& out = p.value(output_);
     const Range rows = share(p.rows_of(in), thread, p.team().size());
@@ -48,6 +49,7 @@ class NormOp final : public Op {
         std::copy(normed, normed + in.width, to);
       }
     }
+    return true;
   }
 
  private:
@@ -56,10 +58,39 @@ class NormOp final : public Op {
   const int residual_, output_;
 };
 
+// Two values of one shape into one, an element at a time; the two may be the output.
+template <class F>
+class PairOp final : public Op {
+ public:
+  PairOp(F combine, int first, int second, int output)
+      : combine_(combine), first_(first), second_(second), output_(output) {}
+  bool run(Program& p, int thread) override {
+    const Value &a = p.value(first_), &b = p.value(second_), &out = p.value(output_);
+    // Rows are padded to whole panels.
+    const int panels = static_cast<int>(out.stride) / kPanel;
+    const Range mine = share(p.rows_of(out) * panels, thread, p.team().size());
+    for (int u = mine.begin; u < mine.end; ++u) {
+      const size_t row = static_cast<size_t>(u / panels), at = static_cast<size_t>(u % panels) * kPanel;
+      combine_(p.kernels(), a.data + row * a.stride + at, b.data + row * b.stride + at,
+               out.data + row * out.stride + at);
+    }
+    return true;
+  }
+
+ private:
+  const F combine_;
+  const int first_, second_, output_;
+};
+
+template <class F>
+std::unique_ptr<Op> make_pair_op(F combine, int first, int second, int output) {
+  return std::make_unique<PairOp<F>>(combine, first, second, output);
+}
+
 class ScaleOp final : public Op {
  public:
   ScaleOp(int input, float factor, int output) : input_(input), factor_(factor), output_(output) {}
-  void run(Program& p, int thread) override {
+  bool run(Program& p, int thread) override {
     const Value& in = p.value(input_);
     const Value& out = p.value(output_);
     const Range rows = share(p.rows_of(in), thread, p.team().size());
@@ -67,6 +98,7 @@ class ScaleOp final : public Op {
       for (int c = 0; c < in.width; ++c)
         out.data[static_cast<size_t>(r) * out.stride + static_cast<size_t>(c)] =
             in.data[static_cast<size_t>(r) * in.stride + static_cast<size_t>(c)] * factor_;
+    return true;
   }
 
  private:
@@ -78,7 +110,7 @@ class ScaleOp final : public Op {
 class SelectOp final : public Op {
  public:
   SelectOp(int input, int output) : input_(input), output_(output) {}
-  void run(Program& p, int thread) override {
+  bool run(Program& p, int thread) override {
     const Value& in = p.value(input_);
     const Value& out = p.value(output_);
     const Range rows = share(p.batch().logit_rows, thread, p.team().size());
@@ -86,6 +118,7 @@ class SelectOp final : public Op {
       const float* from = in.data + static_cast<size_t>(p.batch().selected[i]) * in.stride;
       std::copy(from, from + in.width, out.data + static_cast<size_t>(i) * out.stride);
     }
+    return true;
   }
 
  private:
@@ -95,12 +128,13 @@ class SelectOp final : public Op {
 class SoftcapOp final : public Op {
  public:
   SoftcapOp(int value, float cap) : value_(value), cap_(cap) {}
-  void run(Program& p, int thread) override {
+  bool run(Program& p, int thread) override {
     const Value& v = p.value(value_);
     const Range rows = share(p.rows_of(v), thread, p.team().size());
     // Rows are padded to whole vectors.
     for (int r = rows.begin; r < rows.end; ++r)
       p.kernels().softcap(v.data + static_cast<size_t>(r) * v.stride, static_cast<int>(v.stride), cap_);
+    return true;
   }
 
  private:
@@ -115,6 +149,18 @@ std::unique_ptr<Op> make_embed(int matrix, float scale, int output) {
 }
 std::unique_ptr<Op> make_norm(int input, NormSpec norm, int residual, int output) {
   return std::make_unique<NormOp>(input, norm, residual, output);
+}
+std::unique_ptr<Op> make_gate(Activation activation, int first, int second, int output) {
+  return make_pair_op([activation](const Kernels& k, const float* a, const float* b,
+                                   float* out) { k.gate(activation, a, b, kPanel, out); },
+                      first, second, output);
+}
+std::unique_ptr<Op> make_sum(int first, int second, int output) {
+  return make_pair_op(
+      [](const Kernels&, const float* a, const float* b, float* out) {
+        for (int i = 0; i < kPanel; ++i) out[i] = a[i] + b[i];
+      },
+      first, second, output);
 }
 std::unique_ptr<Op> make_scale(int input, float factor, int output) {
   return std::make_unique<ScaleOp>(input, factor, output);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/layout.h"
 #include "memory.h"
 
 namespace tenfold {
@@ -15,28 +16,32 @@ struct KvShape {
 
 class KvPages {
  public:
-  KvPages(int pages, const std::vector<KvShape>& layers, bool f32);
+  KvPages(int pages, const std::vector<KvShape>& layers, KvFormat format);
 
   int count() const { return count_; }
   size_t page_bytes() const { return page_bytes_; }
-  bool f32() const { return f32_; }
+  KvFormat format() const { return format_; }
   int layers() const { return static_cast<int>(layers_.size()); }
   const KvShape& shape(int layer) const { return layers_[static_cast<size_t>(layer)]; }
   uint8_t* page(int index) const { return memory_.data() + page_bytes_ * static_cast<size_t>(index); }
   uint8_t* base() const { return memory_.data(); }
 
-  // Within a page: K of a head is [dim][16], V is [16][dim].
+  // Within a page: K of a head is [dim][16], V is [16][dim]; in Q8 their scales are [16] each, behind all V of the
+  // layer.
   size_t key_offset(int layer, int head) const;
   size_t value_offset(int layer, int head) const;
+  size_t key_scale_offset(int layer, int head) const;
+  size_t value_scale_offset(int layer, int head) const;
 
   // Copies lines 0 .. rows - 1 of every layer and head.
   void copy_rows(int source, int target, int rows);
 
  private:
-  size_t element() const { return f32_ ? 4 : 2; }
+  size_t element() const { return format_ == KvFormat::F32 ? 4 : format_ == KvFormat::BF16 ? 2 : 1; }
+  size_t codes_of(const KvShape& s) const;
 
   int count_;
-  bool f32_;
+  KvFormat format_;
   std::vector<KvShape> layers_;
   std::vector<size_t> offsets_;
   size_t page_bytes_ = 0;

@@ -9,23 +9,51 @@ namespace tenfold {
 namespace {
 
 constexpr size_t kAlign = 64;
+// Of widths, rows and counts: far above any model's, and products of two of them with 16 stay far from overflow.
+constexpr int kMost = 1 << 26;
+
 size_t aligned(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+size_t padded(int count) { return static_cast<size_t>((count + 15) / 16 * 16); }
 
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+const ProgramOptions& checked(const ProgramOptions& o, const std::vector<KvShape>& kv) {
+  if (o.kernels == nullptr) refuse("program: no kernels");
+  if (o.threads < 1 || o.threads > 1024) refuse("program: threads must be 1 to 1024");
+  if (o.max_rows < 1 || o.max_rows > kMost || o.vocab < 1 || o.vocab > kMost || o.kv_pages < 1 || o.kv_pages > kMost)
+    refuse("program: rows, vocab and pages must be positive, at most " + std::to_string(kMost));
+  if (o.max_logit_rows < 1 || o.max_logit_rows > o.max_rows) refuse("program: max_logit_rows must be 1 to max_rows");
+  for (const KvShape& s : kv)
+    if (s.heads < 1 || s.heads > 4096 || s.head_dim < 1 || s.head_dim > 4096)
+      refuse("program: KV heads and head_dim must be 1 to 4096");
+  return o;
+}
 
 }  // namespace
 
 Program::Program(const ProgramOptions& options, const std::vector<KvShape>& kv)
-    : options_(options), pages_(options.kv_pages, kv, options.kv_f32), team_(options.threads) {}
+    : options_(checked(options, kv)),
+      pages_(options.kv_pages, kv, options.kv_format),
+      lines_written_(static_cast<size_t>(options.kv_pages)),
+      team_(options.threads) {}
 
 Program::~Program() = default;
 
+void Program::check_building() const {
+  if (logits_ >= 0) refuse("program: it is finished; nothing can be added");
+}
+
 int Program::add_matrix(int rows, int cols, Layout layout) {
-  if (rows <= 0 || cols <= 0) refuse("matrix: rows and cols must be positive");
+  check_building();
+  if (rows <= 0 || cols <= 0 || rows > kMost || cols > kMost)
+    refuse("matrix: rows and cols must be positive, at most " + std::to_string(kMost));
   if (layout.quantized()) {
     const bool q4 = layout.format == Format::Q4;
     if (!(layout.group == 32 || (layout.group == 16 && !q4))) refuse("matrix: group must be 32, or 16 for q8");
-    if (cols % kActGroup != 0) refuse("matrix: cols must be a multiple of 32 for q8 and q4");
+    if (cols % kActGroup != 0)
+      refuse("matrix: cols must be a multiple of 32 for q8 and q4, not " + std::to_string(cols));
+  } else if (layout.group != 0 || layout.wide || layout.minimum) {
+    refuse("matrix: f32 and bf16 have no groups, scales or minima");
   }
   Matrix m{layout, rows, cols, nullptr};
   m.data = weights_.take(m.bytes());
@@ -40,25 +68,29 @@ Matrix& Program::matrix(int index) {
 }
 
 int Program::add_vector(const float* data, int count) {
+  check_building();
+  if (count <= 0 || count > kMost) refuse("vector: its length must be positive, at most " + std::to_string(kMost));
   // Padded, so that kernels may read whole vectors.
-  std::vector<float> v(static_cast<size_t>((count + 15) / 16 * 16), 0.0f);
+  std::vector<float> v(padded(count), 0.0f);
   std::copy(data, data + count, v.begin());
   vectors_.push_back(std::move(v));
   return static_cast<int>(vectors_.size()) - 1;
 }
 
 int Program::add_value(int width, bool selected) {
-  if (width <= 0) refuse("value: width must be positive");
+  check_building();
+  if (width <= 0 || width > kMost) refuse("value: width must be positive, at most " + std::to_string(kMost));
   Value v;
   v.width = width;
   v.selected = selected;
-  v.stride = static_cast<size_t>((width + 15) / 16 * 16);
+  v.stride = padded(width);
   values_.push_back(v);
   widest_ = std::max(widest_, v.stride);
   return static_cast<int>(values_.size()) - 1;
 }
 
 int Program::add_rope(std::vector<double> frequencies, double factor) {
+  check_building();
   RopeTable t;
   const size_t cells = frequencies.size() * static_cast<size_t>(options_.max_rows);
   t.frequencies = std::move(frequencies);
@@ -70,22 +102,38 @@ int Program::add_rope(std::vector<double> frequencies, double factor) {
 }
 
 int Program::check_value(int index) const {
+  check_building();
   if (index < 0 || index >= static_cast<int>(values_.size())) refuse("op: no such value");
   return index;
 }
 
+void Program::check_like(int index, const Value& other, const char* what) const {
+  const Value& v = value(check_value(index));
+  if (v.width != other.width) refuse(std::string(what) + ": widths differ");
+  if (v.selected != other.selected) refuse(std::string(what) + ": mixes selected rows and all rows");
+}
+
+void Program::check_vector(int index, int count, const char* what) const {
+  if (index < 0 || index >= static_cast<int>(vectors_.size())) refuse(std::string(what) + ": no such vector");
+  if (vectors_[static_cast<size_t>(index)].size() != padded(count))
+    refuse(std::string(what) + ": the vector has not the width " + std::to_string(count));
+}
+
 void Program::add_embed(int m, float scale, int output) {
+  if (matrix(m).rows < options_.vocab) refuse("embed: the matrix has not a row for each token of the vocabulary");
   if (matrix(m).cols != value(check_value(output)).width) refuse("embed: width differs from the matrix");
+  if (value(output).selected) refuse("embed: its output is of all rows");
   ops_.push_back(make_embed(m, scale, output));
 }
 
 void Program::add_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual,
-                         int output) {
+                         int output, int column) {
   const Value& in = value(check_value(input));
   const Value& out = value(check_value(output));
-  int width = 0;
+  int64_t width = 0;
   for (const LinearPart& p : parts) {
     if (matrix(p.matrix).cols != in.width) refuse("linear: input width differs from the matrix");
+    if (p.bias >= 0) check_vector(p.bias, matrix(p.matrix).rows, "linear bias");
     width += matrix(p.matrix).rows;
   }
   if (gate != Activation::None) {
@@ -95,44 +143,79 @@ void Program::add_linear(int input, NormSpec norm, std::vector<LinearPart> parts
   }
   for (size_t i = 0; i + 1 < parts.size() && gate == Activation::None; ++i)
     if (matrix(parts[i].matrix).rows % kPanel != 0) refuse("linear: rows of joined matrices must be multiples of 16");
-  if (width != out.width) refuse("linear: output width differs from the matrices");
-  if (norm.weight >= 0 && in.width % 16 != 0) refuse("linear: a norm needs a width that is a multiple of 16");
-  if (residual >= 0 && value(check_value(residual)).width != width) refuse("linear: residual width differs");
+  const bool apart = column != 0 || width < out.width;
+  if (column < 0 || column % kPanel != 0 || width > out.width - column ||
+      (apart && (residual >= 0 || parts.size() != 1)))
+    refuse("linear: output width differs from the matrices");
+  if (norm.weight >= 0) {
+    if (in.width % 16 != 0) refuse("linear: a norm needs a width that is a multiple of 16");
+    check_vector(norm.weight, in.width, "linear norm");
+  }
+  // Threads write their columns while others still read the input.
+  if (output == input) refuse("linear: the output cannot be the input");
+  if (residual >= 0) check_like(residual, out, "linear residual");
   if (in.selected != out.selected) refuse("linear: input and output must both be selected rows or neither");
-  ops_.push_back(make_linear(input, norm, std::move(parts), gate, residual, output));
+  ops_.push_back(make_linear(input, norm, std::move(parts), gate, residual, output, column));
+}
+
+void Program::add_gate(Activation activation, int first, int second, int output) {
+  check_like(first, value(check_value(output)), "gate");
+  check_like(second, value(output), "gate");
+  if (activation == Activation::None) refuse("gate: needs an activation");
+  ops_.push_back(make_gate(activation, first, second, output));
+}
+
+void Program::add_sum(int first, int second, int output) {
+  check_like(first, value(check_value(output)), "sum");
+  check_like(second, value(output), "sum");
+  ops_.push_back(make_sum(first, second, output));
 }
 
 void Program::add_attention(int input, AttentionSpec s, int output) {
   if (s.layer < 0 || s.layer >= pages_.layers()) refuse("attention: no such layer");
   const KvShape& kv = pages_.shape(s.layer);
   if (kv.heads != s.kv_heads || kv.head_dim != s.head_dim) refuse("attention: KV shape differs");
-  if (s.head_dim % 16 != 0 || s.head_dim > 512) refuse("attention: head_dim must be a multiple of 16, at most 512");
-  if (s.kv_heads <= 0 || s.heads % s.kv_heads != 0) refuse("attention: heads must be a multiple of KV heads");
-  if (value(check_value(input)).width != (s.heads + 2 * s.kv_heads) * s.head_dim) refuse("attention: input width");
-  if (value(check_value(output)).width != s.heads * s.head_dim) refuse("attention: output width");
-  if (s.rope >= 0 && static_cast<int>(rope(s.rope).frequencies.size()) * 2 > s.head_dim) refuse("attention: rope");
+  if (s.head_dim % 16 != 0 || s.head_dim > 512)
+    refuse("attention: head_dim must be a multiple of 16, at most 512, not " + std::to_string(s.head_dim));
+  if (s.heads <= 0 || s.heads > 4096 || s.heads % s.kv_heads != 0)
+    refuse("attention: heads must be a multiple of KV heads, at most 4096");
+  if (s.window < 0 || s.softcap < 0.0f) refuse("attention: window and softcap must not be negative (0: none)");
+  const Value& in = value(check_value(input));
+  const Value& out = value(check_value(output));
+  if (in.width != (s.heads + 2 * s.kv_heads) * s.head_dim) refuse("attention: input width");
+  if (out.width != s.heads * s.head_dim) refuse("attention: output width");
+  if (in.selected || out.selected) refuse("attention: must come before the rows are selected");
+  if (s.query_norm.weight >= 0) check_vector(s.query_norm.weight, s.head_dim, "attention query norm");
+  if (s.key_norm.weight >= 0) check_vector(s.key_norm.weight, s.head_dim, "attention key norm");
+  if (s.rope >= static_cast<int>(ropes_.size())) refuse("attention: no such rope");
+  if (s.rope >= 0 && rope(s.rope).frequencies.size() * 2 > static_cast<size_t>(s.head_dim))
+    refuse("attention: rope is wider than head_dim");
   ops_.push_back(make_attention(input, s, output));
 }
 
 void Program::add_norm(int input, NormSpec norm, int residual, int output) {
-  if (value(check_value(input)).width % 16 != 0) refuse("norm: width must be a multiple of 16");
-  if (value(input).width != value(check_value(output)).width) refuse("norm: widths differ");
+  const Value& in = value(check_value(input));
+  if (in.width % 16 != 0) refuse("norm: width must be a multiple of 16");
+  check_vector(norm.weight, in.width, "norm");
+  check_like(output, in, "norm");
+  if (residual >= 0) check_like(residual, in, "norm residual");
   ops_.push_back(make_norm(input, norm, residual, output));
 }
 
 void Program::add_scale(int input, float factor, int output) {
-  check_value(input);
-  check_value(output);
+  check_like(output, value(check_value(input)), "scale");
   ops_.push_back(make_scale(input, factor, output));
 }
 
 void Program::add_select(int input, int output) {
   if (value(check_value(input)).selected || !value(check_value(output)).selected) refuse("select: wrong row kinds");
+  if (value(input).width != value(output).width) refuse("select: widths differ");
   ops_.push_back(make_select(input, output));
 }
 
 void Program::add_softcap(int v, float cap) {
   check_value(v);
+  if (!(cap > 0.0f)) refuse("softcap: cap must be positive");
   ops_.push_back(make_softcap(v, cap));
 }
 
@@ -152,8 +235,8 @@ float* Program::private_normed(int thread) {
 }
 
 void Program::finish(int logits) {
-  logits_ = check_value(logits);
-  if (!value(logits).selected || value(logits).width != options_.vocab) refuse("finish: the last value is not logits");
+  if (!value(check_value(logits)).selected || value(logits).width != options_.vocab)
+    refuse("finish: the last value is not logits");
   widest_ = (widest_ + 63) / 64 * 64;
   size_t total = 0;
   for (Value& v : values_)
@@ -175,24 +258,32 @@ void Program::finish(int logits) {
   }
   row_sequence_.resize(static_cast<size_t>(options_.max_rows));
   row_cache_.resize(static_cast<size_t>(options_.max_rows));
+  logits_ = logits;  // last: a program that ran out of memory is not finished
+}
+
+void Program::fix_threads(int threads) {
+  if (threads < 0 || threads > options_.threads) refuse("fix_threads: the program has fewer threads");
+  team_.fix(threads);
 }
 
 void Program::validate(const Batch& b) const {
   if (logits_ < 0) refuse("step: the program is not finished");
   if (b.rows <= 0 || b.rows > options_.max_rows)
     refuse("step: " + std::to_string(b.rows) + " rows, the program takes 1 to " + std::to_string(options_.max_rows));
-  if (b.logit_rows > options_.max_logit_rows || b.logit_rows > b.rows)
+  if (b.logit_rows < 0 || b.logit_rows > options_.max_logit_rows || b.logit_rows > b.rows)
     refuse("step: more wanted rows than the program takes (" + std::to_string(options_.max_logit_rows) + ")");
   if (b.row_offsets[0] != 0 || b.row_offsets[b.sequences] != b.rows) refuse("step: row_offsets do not cover the rows");
   if (b.page_offsets[0] != 0 || b.page_offsets[b.sequences] != b.page_count)
     refuse("step: page_offsets do not cover the pages");
   for (int s = 0; s < b.sequences; ++s) {
-    const int rows = b.row_offsets[s + 1] - b.row_offsets[s];
-    const int pages = b.page_offsets[s + 1] - b.page_offsets[s];
-    if (rows <= 0 || b.row_offsets[s] < 0) refuse("step: a sequence has no rows");
-    if (pages < 0 || b.cached_rows[s] < 0 ||
-        static_cast<int64_t>(b.cached_rows[s]) + rows > static_cast<int64_t>(pages) * kPageRows)
-      refuse("step: a page table is too short for its rows");
+    // Compared, not subtracted: offsets that lie may be any number.
+    if (b.row_offsets[s + 1] <= b.row_offsets[s]) refuse("step: a sequence has no rows, or row_offsets descend");
+    if (b.page_offsets[s + 1] < b.page_offsets[s]) refuse("step: page_offsets descend");
+    const int64_t rows = b.row_offsets[s + 1] - b.row_offsets[s];
+    const int64_t pages = b.page_offsets[s + 1] - b.page_offsets[s];
+    if (b.cached_rows[s] < 0) refuse("step: cached_rows is negative");
+    if (b.cached_rows[s] + rows > pages * kPageRows) refuse("step: a page table is too short for its rows");
+    if (b.cached_rows[s] + rows > kMost * int64_t{kPageRows}) refuse("step: a sequence is too long");
   }
   for (int i = 0; i < b.page_count; ++i)
     if (b.pages[i] < 0 || b.pages[i] >= options_.kv_pages) refuse("step: page out of range");
@@ -202,6 +293,7 @@ void Program::validate(const Batch& b) const {
   for (int i = 0; i < b.logit_rows; ++i)
     if (b.selected[i] < 0 || b.selected[i] >= b.rows || (i > 0 && b.selected[i] <= b.selected[i - 1]))
       refuse("step: logit_rows must ascend within the rows");
+  if (b.sampling.size() != static_cast<size_t>(b.logit_rows)) refuse("step: sampling must have an entry a wanted row");
   for (const SampleParams& p : b.sampling) {
     for (int i = 0; i < p.history; ++i)
       if (p.history_tokens[i] < 0 || p.history_tokens[i] >= options_.vocab) refuse("step: history token out of range");
@@ -211,27 +303,65 @@ void Program::validate(const Batch& b) const {
   }
 }
 
-void Program::prepare(const Batch& b) {
+void Program::place(const Batch& b) {
+  bool twice = false;
+  const auto lines_of = [&](int s, int row) -> uint16_t& {
+    const int table = row_cache_[static_cast<size_t>(row)] / kPageRows;
+    return lines_written_[static_cast<size_t>(b.pages[b.page_offsets[s] + table])];
+  };
   for (int s = 0; s < b.sequences; ++s)
     for (int r = b.row_offsets[s]; r < b.row_offsets[s + 1]; ++r) {
-      row_sequence_[static_cast<size_t>(r)] = s;
-      row_cache_[static_cast<size_t>(r)] = b.cached_rows[s] + r - b.row_offsets[s];
+      const size_t i = static_cast<size_t>(r);
+      row_sequence_[i] = s;
+      row_cache_[i] = b.cached_rows[s] + r - b.row_offsets[s];
+      uint16_t& lines = lines_of(s, r);
+      const unsigned line = 1u << (row_cache_[i] % kPageRows);
+      twice |= (lines & line) != 0;
+      lines = static_cast<uint16_t>(lines | line);
     }
-  for (const auto& op : ops_) op->prepare(*this);
+  for (int r = 0; r < b.rows; ++r) lines_of(row_sequence_[static_cast<size_t>(r)], r) = 0;
+  if (twice) refuse("step: two rows would be written to the same cache line");
 }
 
 void Program::step(Batch& b) {
+  if (!team_.here()) refuse("step: a program does not survive a fork; compile it in the process that uses it");
   validate(b);
+  place(b);
   batch_ = &b;
-  prepare(b);
-  team_.run(thread_main, this);
+  for (const auto& op : ops_) op->prepare(*this);
+  if (modular_) {
+    team_.run(start_main, this);
+    for (const auto& op : ops_) {
+      single_ = op.get();
+      team_.run(single_main, this);
+    }
+    team_.run(draw_main, this);
+  } else {
+    team_.run(thread_main, this);
+  }
   batch_ = nullptr;
 }
 
-void Program::thread_main(void* self, int index) { static_cast<Program*>(self)->run(index); }
+bool Program::single_main(void* self, int index) {
+  Program& p = *static_cast<Program*>(self);
+  return p.single_->run(p, index);
+}
 
-void Program::run(int thread) {
-  const Range rows = share(batch_->rows, thread, options_.threads);
+bool Program::start_main(void* self, int index) {
+  static_cast<Program*>(self)->turn_tables(index);
+  return true;
+}
+
+bool Program::draw_main(void* self, int index) {
+  static_cast<Program*>(self)->draw(index);
+  return true;
+}
+
+bool Program::thread_main(void* self, int index) { return static_cast<Program*>(self)->run(index); }
+
+// Cosines and sines of the step's positions.
+void Program::turn_tables(int thread) {
+  const Range rows = share(batch_->rows, thread, team_.size());
   for (RopeTable& t : ropes_) {
     const size_t half = t.frequencies.size();
     for (int r = rows.begin; r < rows.end; ++r)
@@ -241,11 +371,15 @@ void Program::run(int thread) {
         t.sine[static_cast<size_t>(r) * half + i] = static_cast<float>(std::sin(angle) * t.factor);
       }
   }
+}
+
+bool Program::run(int thread) {
+  turn_tables(thread);
   for (const auto& op : ops_) {
-    op->run(*this, thread);
-    team_.barrier();
+    if (!op->run(*this, thread) || !team_.barrier(thread)) return false;
   }
   draw(thread);
+  return true;
 }
 
 void Program::draw(int thread) {
@@ -254,14 +388,14 @@ void Program::draw(int thread) {
   const size_t vocab = static_cast<size_t>(options_.vocab);
   uint8_t* memory = sample_scratch_[static_cast<size_t>(thread)].data();
   const SampleScratch scratch{reinterpret_cast<float*>(memory), reinterpret_cast<int32_t*>(memory + vocab * 8)};
-  const Range mine = share(b.logit_rows, thread, options_.threads);
+  const Range mine = share(b.logit_rows, thread, team_.size());
   for (int i = mine.begin; i < mine.end; ++i) {
     const size_t n = static_cast<size_t>(i);
     float* row = logits.data + n * logits.stride;
     if (b.logits != nullptr) std::copy(row, row + vocab, b.logits + n * vocab);
     const size_t top = n * static_cast<size_t>(b.top);
-    const SampleResult r = kernels().sample(row, options_.vocab, b.sampling[n], scratch, b.top_tokens + top,
-                                            b.top_logprobs + top);
+    const SampleResult r =
+        kernels().sample(row, options_.vocab, b.sampling[n], scratch, b.top_tokens + top, b.top_logprobs + top);
     b.drawn[i] = r.token;
     b.logprobs[i] = r.logprob;
   }

@@ -1,7 +1,10 @@
 // A compiled graph: packed weights, activations, KV pages, and one call a step. Knows nothing of requests.
 //
-// Built once (add_*), then stepped. Every op is run by all threads of the team, each on its static share; the program puts a
-// barrier after every op. Programs throw std::invalid_argument on misuse; a step validates its batch before it writes.
+// Built once (add_*), then stepped. Every op is run by all threads of the team, each on its static share; the program
+// puts a barrier after every op. Programs throw std::invalid_argument on misuse; a step validates its batch before it
+// writes. One caller at a time; the arrays of a batch must not change during its step. A program belongs to the process
+// that made it: a forked child has none of its threads, so that a step there is refused (destroying it there is
+// harmless).
 #pragma once
 
 #include <cstdint>
@@ -62,7 +65,7 @@ struct RopeTable {
 struct ProgramOptions {
   const Kernels* kernels = nullptr;
   int threads = 1, max_rows = 1, max_logit_rows = 1, vocab = 0, kv_pages = 0;
-  bool kv_f32 = false;
+  KvFormat kv_format = KvFormat::BF16;
 };
 
 struct LinearPart {
@@ -84,7 +87,7 @@ struct AttentionSpec {
 
 class Program {
  public:
-  explicit Program(const ProgramOptions& options, const std::vector<KvShape>& kv);
+  Program(const ProgramOptions& options, const std::vector<KvShape>& kv);
   ~Program();
 
   int add_matrix(int rows, int cols, Layout layout);
@@ -96,19 +99,29 @@ class Program {
   void add_embed(int matrix, float scale, int output);
   // output = parts(norm(input)); with a gate two parts of equal rows: activation(first) * second. Adds `residual` (-1:
   // none), which may be the output itself.
-  void add_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual, int output);
+  // `column`: where in the output the parts begin; what lies beside them is another op's.
+  void add_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual, int output,
+                  int column = 0);
   void add_attention(int input, AttentionSpec spec, int output);
   void add_norm(int input, NormSpec norm, int residual, int output);
+  void add_gate(Activation activation, int first, int second, int output);
+  void add_sum(int first, int second, int output);
   void add_scale(int input, float factor, int output);
   void add_select(int input, int output);
   void add_softcap(int value, float cap);
   void finish(int logits);
+  // Runs every op as a call of its own rather than the step as one: what fusing the step is measured against.
+  void run_modular(bool modular) { modular_ = modular; }
 
   void step(Batch& batch);
 
   KvPages& pages() { return pages_; }
   const ProgramOptions& options() const { return options_; }
   size_t weight_bytes() const { return weights_.used(); }
+  // Every step from now on runs on exactly this many threads; 0: on as many as pay. For measurements.
+  void fix_threads(int threads);
+  // Threads that the last step ran on: fewer than it has where they were in one another's way (see team.h).
+  int threads_used() const { return team_.size(); }
 
   // For ops, within a step.
   const Kernels& kernels() const { return *options_.kernels; }
@@ -138,15 +151,23 @@ class Program {
 
  private:
   friend class AttentionOp;
-  static void thread_main(void* self, int index);
-  void run(int thread);
+  static bool thread_main(void* self, int index);
+  static bool single_main(void* self, int index);
+  static bool start_main(void* self, int index);
+  static bool draw_main(void* self, int index);
+  void turn_tables(int thread);
+  bool run(int thread);
   void validate(const Batch& batch) const;
-  void prepare(const Batch& batch);
+  // Finds each row's sequence and cache row. Refuses two rows for one line: they would race.
+  void place(const Batch& batch);
   void draw(int thread);
   QuantRows quant_at(uint8_t* base, int rows, int pitch) const;
   int shared_rows() const { return (options_.max_rows + kBlockRows - 1) / kBlockRows * kBlockRows; }
   size_t quant_bytes(int rows) const;
+  void check_building() const;
   int check_value(int index) const;
+  void check_like(int index, const Value& other, const char* what) const;
+  void check_vector(int index, int count, const char* what) const;
 
   ProgramOptions options_;
   KvPages pages_;
@@ -157,6 +178,8 @@ class Program {
   std::vector<RopeTable> ropes_;
   std::vector<std::unique_ptr<Op>> ops_;
   int logits_ = -1;
+  bool modular_ = false;
+  Op* single_ = nullptr;  // the op of a modular call
   size_t widest_ = 0;
 
   Mapping activations_, shared_, normed_memory_;
@@ -166,21 +189,25 @@ class Program {
 
   Batch* batch_ = nullptr;
   std::vector<int> row_sequence_, row_cache_;
-  Team team_;  // last: its threads use all of the above
+  std::vector<uint16_t> lines_written_;  // of each page, a bit a line; all 0 between steps
+  Team team_;                            // last: its threads use all of the above
 };
 
 class Op {
  public:
   virtual ~Op() = default;
-  // Called on every thread of the team; may use the team's barrier if all threads do alike.
-  virtual void run(Program& program, int thread) = 0;
+  // Called on every thread that takes part; may use the team's barrier if all threads do alike. False: the thread was
+  // let go by a barrier.
+  virtual bool run(Program& program, int thread) = 0;
   // Called once a step before the threads start.
   virtual void prepare(Program&) {}
 };
 
 std::unique_ptr<Op> make_embed(int matrix, float scale, int output);
 std::unique_ptr<Op> make_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual,
-                                int output);
+                                int output, int column);
+std::unique_ptr<Op> make_gate(Activation activation, int first, int second, int output);
+std::unique_ptr<Op> make_sum(int first, int second, int output);
 std::unique_ptr<Op> make_attention(int input, AttentionSpec spec, int output);
 std::unique_ptr<Op> make_norm(int input, NormSpec norm, int residual, int output);
 std::unique_ptr<Op> make_scale(int input, float factor, int output);

@@ -23,7 +23,7 @@ def run(*args: str, input: str | None = None) -> Any:
     return CliRunner().invoke(main, args, input=input)
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["inspect"], ["bench"]])
+@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["inspect"], ["bench"], ["synth"]])
 def test_help_teaches_with_an_example(command: list[str]) -> None:
     """Every command shows how it is used."""
     result = run(*command, "--help")
@@ -118,7 +118,8 @@ def test_generate_passes_on_every_option(fake: dict[str, Any]) -> None:
     line = (
         "generate m Hi --raw --max-tokens 9 --temperature 0 --top-p 0.5 --top-k 3 --min-p 0.1"
         " --repetition-penalty 1.5 --presence-penalty 0.2 --frequency-penalty 0.3 --seed 8 --stop a --stop b"
-        " --ignore-eos --threads 3 --isa avx2 --format q8 --max-running 5 --max-batch-tokens 64"
+        " --ignore-eos --threads 3 --isa avx2 --format q8 --kv-format q8 --max-running 5"
+        " --max-batch-tokens 64"
     )
     assert run(*line.split()).exit_code == 0
     assert fake["prompt"] == "Hi"
@@ -139,6 +140,7 @@ def test_generate_passes_on_every_option(fake: dict[str, Any]) -> None:
         "threads": 3,
         "isa": "avx2",
         "format": "q8",
+        "kv_format": "q8",
         "kv_memory_bytes": None,
         "max_running": 5,
         "max_batch_tokens": 64,
@@ -155,10 +157,28 @@ def test_generate_reads_standard_input_and_writes_json(fake: dict[str, Any]) -> 
 
 
 def test_a_port_in_use_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
-    """One line with the remedy, exit code 1."""
-    from tenfold.server.serve import bind
-
+    """One line with the remedy and no number of the system's, exit code 1."""
+    (tmp_path / "m.gguf").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}.*--port"):
-            bind("127.0.0.1", port)
+        result = run("serve", str(tmp_path / "m.gguf"), "--port", str(port))
+    assert result.exit_code == 1
+    assert f"Error: port {port} of 127.0.0.1 is in use" in result.output
+    assert "--port" in result.output
+    assert "Errno" not in result.output and "Traceback" not in result.output
+
+
+def test_an_address_that_cannot_be_had_is_said(tmp_path: Path) -> None:
+    """Another machine's: the same, with --host."""
+    (tmp_path / "m.gguf").touch()
+    result = run("serve", str(tmp_path / "m.gguf"), "--host", "192.0.2.1", "--port", "0")
+    assert result.exit_code == 1
+    assert "Error: cannot listen on 192.0.2.1:0: " in result.output
+    assert "--host" in result.output and "Errno" not in result.output
+
+
+def test_help_names_every_kind_of_model() -> None:
+    """Whatever `locate` takes can be found out without reading the documentation."""
+    output = " ".join(run("--help").output.split())
+    for kind in ("GGUF file", "config.json", "smollm2", "gemma3-270m", "owner/name", "goes before a name"):
+        assert kind in output

@@ -63,11 +63,13 @@ def test_the_plan_is_for_people_and_for_machines() -> None:
     engine = EnginePlan(
         backend="native",
         threads=2,
+        threads_why="the control group has a CPU quota of 1.5 cores",
         isa="avx2",
         isa_why="best that this machine has",
         vocab_size=10,
         max_context=160,
         kv_pages=10,
+        kv_format="bf16",
         page_bytes=1 << 20,
         weight_bytes=1,
         format_bytes={"q4": 3 << 20},
@@ -80,7 +82,7 @@ def test_the_plan_is_for_people_and_for_machines() -> None:
     plan = ResolvedPlan(config=ServeConfig(model="m"), path="/m.gguf", engine=engine)
     assert all(line.value and line.why for line in plan.lines())
     assert "10.0 MiB = 160 tokens" in plan.text()
-    assert "one full context" in plan.text()
+    assert "one full context" in plan.text() and "CPU quota of 1.5" in plan.text()
     data = json.loads(json.dumps(plan.to_json()))
     assert data["engine"]["isa"] == "avx2"
     assert {line["name"] for line in data["lines"]} >= {"model", "weights", "threads", "kv cache"}

@@ -84,7 +84,7 @@ def test_logprobs_and_usage_are_handed_over(llm: LLM) -> None:
 
 def test_a_refused_prompt_leaves_nothing_of_the_others(llm: LLM, engine: FakeEngine) -> None:
     """The error is the engine's, and no request is left running."""
-    with pytest.raises(ValueError, match="refused"):
+    with pytest.raises(ValueError, match="refuses"):
         llm.generate([[66], [REFUSED]], PARAMS)
     assert not engine.has_work
 

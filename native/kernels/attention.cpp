@@ -1,10 +1,12 @@
 // Attention over KV pages, one page after another with the softmax kept online (arXiv 1805.02867), lanes across the 16
 // keys of a page for the scores and across head elements for the values.
 //
-// A tile holds up to kAttentionTile query vectors of one KV head: the query heads of its group, for one or several rows.
-// A page is read once for the whole tile. Every vector has its own limit; a page that lies outside it changes nothing,
-// bit for bit (its probabilities are exactly 0 and its correction exactly 1), so tiles may be cut in any way.
+// A tile holds up to kAttentionTile query vectors of one KV head: the query heads of its group, for one or several
+// rows. A page is read once for the whole tile. Every vector has its own limit; a page that lies outside it changes
+// nothing, bit for bit (its probabilities are exactly 0 and its correction exactly 1), so tiles may be cut in any way.
 #include "attention.h"
+
+#include <type_traits>
 
 #include "simd.h"
 
@@ -22,9 +24,26 @@ struct F32 {
   static TENFOLD_INLINE VF get(const float* p) { return load(p); }
 };
 
+struct Q8 {
+  using type = int8_t;
+  static TENFOLD_INLINE VF get(const int8_t* p) { return to_float(load_int8(p)); }
+};
+
+// Fetches what one iteration will read; bytes at least a cache line, or the part of one that begins at p.
+template <size_t Bytes, class E>
+TENFOLD_INLINE void fetch(const E* p) {
+  const uint8_t* line = reinterpret_cast<const uint8_t*>(p);
+  if constexpr (Bytes < 64) {
+    if ((reinterpret_cast<uintptr_t>(p) & 63) == 0) __builtin_prefetch(line, 0, 3);
+  } else {
+    for (size_t i = 0; i < Bytes; i += 64) __builtin_prefetch(line + i, 0, 3);
+  }
+}
+
 template <class T, int N>
 void tile(const AttentionItem& item, int begin) {
   using E = typename T::type;
+  constexpr bool kScaled = std::is_same_v<T, Q8>;
   const int dim = item.head_dim;
   const float* const* query = item.query + begin;
   const int* limit = item.limit + begin;
@@ -49,12 +68,18 @@ void tile(const AttentionItem& item, int begin) {
     const E* values = reinterpret_cast<const E*>(base + item.value_offset);
     // Lines that nobody here may see are not even multiplied by 0: a page keeps what an earlier owner left in it.
     const int lines = last - page * kPageRows < 16 ? last - page * kPageRows : 16;
+    // Pages lie apart, so no hardware guesses the next one: it is fetched a line at a time while this one is used.
+    const int after = (page + 1) * kPageRows < last ? page + 1 : page;
+    const uint8_t* next_base = item.pool + static_cast<size_t>(item.pages[after]) * item.page_bytes;
+    const E* next_keys = reinterpret_cast<const E*>(next_base + item.key_offset);
+    const E* next_values = reinterpret_cast<const E*>(next_base + item.value_offset);
 
     for (int part = 0; part < kParts; ++part) {
       VF even[N], odd[N];
       TENFOLD_UNROLL
       for (int n = 0; n < N; ++n) even[n] = odd[n] = set1(0.0f);
       for (int d = 0; d < dim; d += 2) {
+        if (part == 0) fetch<2 * 16 * sizeof(E)>(next_keys + d * 16);
         const VF k0 = T::get(keys + d * 16 + part * kLanes);
         const VF k1 = T::get(keys + (d + 1) * 16 + part * kLanes);
         TENFOLD_UNROLL
@@ -64,7 +89,12 @@ void tile(const AttentionItem& item, int begin) {
         }
       }
       TENFOLD_UNROLL
-      for (int n = 0; n < N; ++n) store(p[n] + part * kLanes, add(even[n], odd[n]));
+      for (int n = 0; n < N; ++n) {
+        VF score = add(even[n], odd[n]);
+        if constexpr (kScaled)
+          score = mul(score, load(reinterpret_cast<const float*>(base + item.key_scale_offset) + part * kLanes));
+        store(p[n] + part * kLanes, score);
+      }
     }
 
     float correction[N];
@@ -85,7 +115,11 @@ void tile(const AttentionItem& item, int begin) {
       const float next = highest > peak[n] ? highest : peak[n];
       const V16 both = each([&](int i) { return sub(scores.part[i], set1(next)); });
       const V16 weights = exp16(both);
-      store16(p[n], weights);
+      // Only what multiplies V has V's scale; the sum of the weights has not.
+      if constexpr (kScaled)
+        store16(p[n], mul16(weights, load16(reinterpret_cast<const float*>(base + item.value_scale_offset))));
+      else
+        store16(p[n], weights);
       alignas(64) float one[kLanes];
       store(one, exp_lane(set1(peak[n] - next)));
       correction[n] = one[0];
@@ -98,6 +132,7 @@ void tile(const AttentionItem& item, int begin) {
       TENFOLD_UNROLL
       for (int n = 0; n < N; ++n) acc[n] = mul(load(sums + n * dim + d), set1(correction[n]));
       for (int j = 0; j < lines; ++j) {
+        fetch<kLanes * sizeof(E)>(next_values + j * dim + d);
         const VF v = T::get(values + j * dim + d);
         TENFOLD_UNROLL
         for (int n = 0; n < N; ++n) acc[n] = fma(v, set1(p[n][j]), acc[n]);
@@ -139,7 +174,15 @@ void run(const AttentionItem& item) {
 
 }  // namespace
 
-void attention_bf16(const AttentionItem& item) { run<Bf16>(item); }
-void attention_f32(const AttentionItem& item) { run<F32>(item); }
+void attention(KvFormat format, const AttentionItem& item) {
+  switch (format) {
+    case KvFormat::BF16:
+      return run<Bf16>(item);
+    case KvFormat::F32:
+      return run<F32>(item);
+    case KvFormat::Q8:
+      return run<Q8>(item);
+  }
+}
 
 }  // namespace tenfold::TENFOLD_LEVEL

@@ -14,6 +14,24 @@ constexpr float kOutlier = 3.0f;
 // Peaks below this count as zero, so that products of scales stay normal numbers.
 constexpr float kSmallest = 1e-20f;
 
+// A row with an infinity or NaN: its codes stand for NaN, so that what comes of it is NaN and not some number.
+void quantize_broken(int cols, const QuantRows& to) {
+  for (int g = 0; g < cols / kActGroup; ++g) {
+    Stretch& a = to.stretch[static_cast<size_t>(g) * to.pitch];
+    a = {};
+    a.scale = a.sum = a.sum_half[0] = a.sum_half[1] = NAN;
+  }
+}
+
+// codes[0..31] = whole[0..31]; returns the sums of both halves.
+struct Halves {
+  int32_t sum[2];
+};
+TENFOLD_INLINE Halves store_codes(const VI* whole, int8_t* codes) {
+  for (int i = 0; i < 2 * kParts; ++i) store_bytes(codes + i * kLanes, whole[i]);
+  return {{sum_bytes16(codes), sum_bytes16(codes + 16)}};
+}
+
 }  // namespace
 
 // Symmetric, 127 levels a side, one scale per 32 elements; where an outlier sets the scale, 256 times as many levels.
@@ -24,49 +42,46 @@ void quantize(const float* x, int cols, const QuantRows& to) {
     squares = fma16(v, v, squares);
   }
   const float limit = sum_lanes(squares) / static_cast<float>(cols) * (kOutlier * kOutlier);
+  if (!std::isfinite(limit))  // or only its square is too large
+    for (int i = 0; i < cols; ++i)
+      if (!std::isfinite(x[i])) return quantize_broken(cols, to);
   for (int g = 0; g < cols / kActGroup; ++g) {
     const float* p = x + g * kActGroup;
-    V16 peaks = set16(0.0f);
-    for (int h = 0; h < 2; ++h) {
-      const V16 v = load16(p + h * 16);
-      peaks = max16(peaks, max16(v, mul16(v, set16(-1.0f))));
-    }
-    const float largest = max_lanes(peaks);
+    const V16 first = load16(p), second = load16(p + 16);
+    const V16 minus = set16(-1.0f);
+    const float largest = max_lanes(max16(max16(first, mul16(first, minus)), max16(second, mul16(second, minus))));
     const float peak = largest > kSmallest ? largest : 0.0f;
     const float scale = peak / 127.0f;
-    const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
+    const VF inverse = set1(peak > 0.0f ? 127.0f / peak : 0.0f);
     const bool fine = peak * peak > limit;
-    alignas(64) int32_t codes[kActGroup], low[kActGroup] = {};
-    for (int i = 0; i < kActGroup; i += kLanes) {
-      const VF scaled = mul(load(p + i), set1(inverse));
-      const VI whole = to_int(scaled);
-      storei(codes + i, whole);
-      if (fine) {
-        const VF rest = mul(sub(scaled, to_float(whole)), set1(256.0f));  // within +-128
-        storei(low + i, to_int(max(min(rest, set1(127.0f)), set1(-127.0f))));
-      }
+    VF scaled[2 * kParts];
+    VI whole[2 * kParts];
+    for (int i = 0; i < 2 * kParts; ++i) {
+      scaled[i] = mul(load(p + i * kLanes), inverse);
+      whole[i] = to_int(scaled[i]);
     }
     Stretch& a = to.stretch[static_cast<size_t>(g) * to.pitch];
-    FineStretch& f = to.fine[static_cast<size_t>(g) * to.pitch];
-    int32_t sums[2] = {0, 0}, lows[2] = {0, 0};
-    for (int i = 0; i < kActGroup; ++i) {
-      a.codes[i] = static_cast<int8_t>(codes[i]);
-      f.low[i] = static_cast<int8_t>(low[i]);
-      sums[i / 16] += codes[i];
-      lows[i / 16] += low[i];
+    const Halves sums = store_codes(whole, a.codes);
+    Halves lows = {{0, 0}};
+    if (fine) {
+      FineStretch& f = to.fine[static_cast<size_t>(g) * to.pitch];
+      for (int i = 0; i < 2 * kParts; ++i) {
+        const VF rest = mul(sub(scaled[i], to_float(whole[i])), set1(256.0f));  // within +-128
+        whole[i] = to_int(max(min(rest, set1(127.0f)), set1(-127.0f)));
+      }
+      lows = store_codes(whole, f.codes);
+      f.minus8 = -8 * (lows.sum[0] + lows.sum[1]);
+      f.minus128 = -128 * (lows.sum[0] + lows.sum[1]);
+      for (int h = 0; h < 2; ++h) f.minus128_half[h] = -128 * lows.sum[h];
     }
-    const int32_t sum = sums[0] + sums[1], low_sum = lows[0] + lows[1];
-    a.fine = fine ? 1 : 0;
-    a.scale = scale;
+    const int32_t sum = sums.sum[0] + sums.sum[1], low_sum = lows.sum[0] + lows.sum[1];
+    a.scale = fine ? -scale : scale;
     a.sum = scale * (static_cast<float>(sum) + static_cast<float>(low_sum) * 0x1p-8f);
     a.minus8 = -8 * sum;
     a.minus128 = -128 * sum;
-    f.minus8 = -8 * low_sum;
-    f.minus128 = -128 * low_sum;
     for (int h = 0; h < 2; ++h) {
-      a.minus128_half[h] = -128 * sums[h];
-      f.minus128_half[h] = -128 * lows[h];
-      f.sum_half[h] = scale * (static_cast<float>(sums[h]) + static_cast<float>(lows[h]) * 0x1p-8f);
+      a.sum_half[h] = scale * (static_cast<float>(sums.sum[h]) + static_cast<float>(lows.sum[h]) * 0x1p-8f);
+      a.minus128_half[h] = -128 * sums.sum[h];
     }
   }
 }

@@ -18,13 +18,14 @@ struct AttentionItem {
   const int* first;           // [count] (sliding window)
   int count;
   int head_dim;
-  const int32_t* pages;       // the sequence's page table
-  const uint8_t* pool;        // page p starts at pool + p * page_bytes
+  const int32_t* pages;  // the sequence's page table
+  const uint8_t* pool;   // page p starts at pool + p * page_bytes
   size_t page_bytes;
-  size_t key_offset;          // of this layer's and head's K [dim][16] within a page
-  size_t value_offset;        // of V [16][dim]
-  float softcap;              // 0: none
-  float* scratch;             // kAttentionTile * (head_dim + 64) floats
+  size_t key_offset;                            // of this layer's and head's K [dim][16] within a page
+  size_t value_offset;                          // of V [16][dim]
+  size_t key_scale_offset, value_scale_offset;  // of their scales [16], in Q8
+  float softcap;                                // 0: none
+  float* scratch;                               // kAttentionTile * (head_dim + 64) floats
 };
 
 constexpr int kAttentionTile = 12;
@@ -70,8 +71,7 @@ struct Kernels {
   void (*rope)(const float* x, const float* cosine, const float* sine, int rotary, int width, float scale, float* out);
   void (*softcap)(float* x, int count, float cap);
 
-  void (*attention_bf16)(const AttentionItem& item);
-  void (*attention_f32)(const AttentionItem& item);
+  void (*attention)(KvFormat format, const AttentionItem& item);
 
   // May change `logits` in place (bias and penalties). top_*: [logprobs].
   SampleResult (*sample)(float* logits, int vocab, const SampleParams& p, SampleScratch scratch, int32_t* top_tokens,

@@ -16,9 +16,12 @@
 
 namespace tenfold {
 
-constexpr int kPanel = 16;      // outputs of a panel
-constexpr int kPageRows = 16;   // rows of a KV page
-constexpr int kActGroup = 32;   // elements of an activation row that share a scale
+constexpr int kPanel = 16;     // outputs of a panel
+constexpr int kPageRows = 16;  // rows of a KV page
+constexpr int kActGroup = 32;  // elements of an activation row that share a scale
+
+// What a KV row's elements are. Q8: int8 with a float scale per row and head, one for K and one for V.
+enum class KvFormat : uint8_t { BF16, F32, Q8 };
 
 enum class Format : uint8_t { F32, BF16, Q8, Q4 };
 
@@ -35,32 +38,36 @@ struct Layout {
   }
   size_t panel_bytes(int cols) const {
     switch (format) {
-      case Format::F32: return static_cast<size_t>(cols) * 64;
-      case Format::BF16: return static_cast<size_t>((cols + 1) / 2) * 64;
-      default: return static_cast<size_t>(cols / group) * group_bytes();
+      case Format::F32:
+        return static_cast<size_t>(cols) * 64;
+      case Format::BF16:
+        return static_cast<size_t>((cols + 1) / 2) * 64;
+      default:
+        return static_cast<size_t>(cols / group) * group_bytes();
     }
   }
 };
 
 // A stretch of 32 activations of a row as int8 codes. The sums fold a weight code's zero point and a weight group's
 // minimum into the dot product: sum(w - z)(a) = sum(w a) - z sum(a).
+//
+// A stretch with an outlier would leave its other elements few levels. Such a stretch is fine: it has a second plane
+// of codes that are worth 1/256 of the first, x = |scale| * (codes + low / 256), and its scale is negative. About one
+// stretch in four is fine, and a layer's error falls to a third; see quantize() in elementwise.cpp.
 struct alignas(64) Stretch {
   int8_t codes[kActGroup];
   float scale;
-  float sum;                 // of the values that the codes stand for
-  int32_t minus8;            // -8   * sum(codes)
-  int32_t minus128;          // -128 * sum(codes)
-  int32_t minus128_half[2];  // the same for each half
-  uint32_t fine;
+  float sum;          // of the values that both planes stand for
+  float sum_half[2];  // the same for each half
+  int32_t minus8;     // -8   * sum(codes)
+  int32_t minus128;   // -128 * sum(codes)
+  int32_t minus128_half[2];
 };
 
-// A stretch with an outlier would leave its other elements few levels. Such a stretch is `fine`: it has a second plane
-// of codes that are worth 1/256 of the first, x = scale * (codes + low / 256). About one stretch in six is, and
-// the error of a layer falls to a third; see quantize() in elementwise.cpp.
+// The second plane; written and read only where the stretch is fine.
 struct alignas(64) FineStretch {
-  int8_t low[kActGroup];  // 0 where not fine
+  int8_t codes[kActGroup];
   int32_t minus8, minus128, minus128_half[2];
-  float sum_half[2];  // of both planes, set for every stretch
 };
 
 // Quantized rows, in blocks of `pitch` rows: [block][stretch][row of block]. A kernel's tile lies within a block, so

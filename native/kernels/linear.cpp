@@ -150,8 +150,8 @@ struct CodesOf<Format::Q4, Group> {
   using type = Codes4;
 };
 
-// -zero * sum of a stretch's codes (its half `h` for groups of 16), of either plane. With a minimum, 4-bit codes have no
-// zero point; 8-bit codes always have 128 added.
+// -zero * sum of a stretch's codes (its half `h` for groups of 16), of either plane. With a minimum, 4-bit codes have
+// no zero point; 8-bit codes always have 128 added.
 template <Format F, int Group, bool Minimum, class S>
 TENFOLD_INLINE int32_t correction(const S& s, int h) {
   if constexpr (F == Format::Q4) return Minimum ? 0 : s.minus8;
@@ -182,12 +182,12 @@ void quant_tile(const uint8_t* panel, int groups, const QuantRows& x, float* out
       for (int r = 0; r < Rows; ++r) {
         VI d = codes.dot(a[r].codes + h * Group, correction<F, Group, Minimum>(a[r], h));
         VF s = mul(scale, set1(a[r].scale));
-        if (__builtin_expect(a[r].fine != 0, 0)) {
-          d = addi(shl<8>(d), codes.dot(f[r].low + h * Group, correction<F, Group, Minimum>(f[r], h)));
-          s = mul(s, set1(0x1p-8f));
+        if (__builtin_expect(a[r].scale < 0.0f, 0)) {
+          d = addi(shl<8>(d), codes.dot(f[r].codes + h * Group, correction<F, Group, Minimum>(f[r], h)));
+          s = mul(s, set1(-0x1p-8f));
         }
         acc[r] = fma(to_float(d), s, acc[r]);
-        if constexpr (Minimum) acc[r] = fma(minimum, set1(Group == 16 ? f[r].sum_half[h] : a[r].sum), acc[r]);
+        if constexpr (Minimum) acc[r] = fma(minimum, set1(Group == 16 ? a[r].sum_half[h] : a[r].sum), acc[r]);
       }
       if (h == kHalves - 1) {
         a += x.pitch;

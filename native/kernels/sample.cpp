@@ -75,10 +75,11 @@ float gumbel_of(uint64_t seed, int64_t position, int token) {
   return noise[token % 64];
 }
 
+// NaN is passed over.
 float largest(const float* x, int count) {
   V16 best = set16(-INFINITY);
   int i = 0;
-  for (; i + 16 <= count; i += 16) best = max16(best, load16(x + i));
+  for (; i + 16 <= count; i += 16) best = max16(load16(x + i), best);
   float peak = max_lanes(best);
   for (; i < count; ++i) peak = x[i] > peak ? x[i] : peak;
   return peak;
@@ -103,6 +104,7 @@ float log_sum(const float* x, int count, float peak) {
     store(one, exp_lane(set1(x[i] - peak)));
     sum += one[0];
   }
+  if (!std::isfinite(sum)) return NAN;  // as is a logit
   alignas(64) float one[kLanes];
   store(one, log_lane(set1(sum)));
   return peak + one[0];
@@ -110,9 +112,8 @@ float log_sum(const float* x, int count, float peak) {
 
 // Most likely first, ties to the lowest id.
 void sort_top(const float* x, int vocab, int count, int32_t* ids) {
-  std::partial_sort(ids, ids + count, ids + vocab, [x](int32_t a, int32_t b) {
-    return x[a] > x[b] || (x[a] == x[b] && a < b);
-  });
+  std::partial_sort(ids, ids + count, ids + vocab,
+                    [x](int32_t a, int32_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
 }
 
 void adjust(float* logits, const SampleParams& p) {
@@ -241,6 +242,8 @@ SampleResult sample(float* logits, int vocab, const SampleParams& p, SampleScrat
   if (raw_needed && adjusted) std::copy(logits, logits + vocab, raw = scratch.values + vocab);
   if (adjusted) adjust(logits, p);
 
+  // NaN everywhere, or every token forbidden: there is nothing to draw, and somebody must be told.
+  if (!(largest(logits, vocab) > -INFINITY)) return {-1, NAN};
   int token;
   if (p.temperature <= 0.0f)
     token = first_of(logits, vocab, largest(logits, vocab));

@@ -46,9 +46,13 @@ TENFOLD_INLINE VI addi(VI a, VI b) { return _mm512_add_epi32(a, b); }
 TENFOLD_INLINE VI subi(VI a, VI b) { return _mm512_sub_epi32(a, b); }
 TENFOLD_INLINE VI andi(VI a, VI b) { return _mm512_and_si512(a, b); }
 template <int N>
-TENFOLD_INLINE VI shl(VI a) { return _mm512_slli_epi32(a, N); }
+TENFOLD_INLINE VI shl(VI a) {
+  return _mm512_slli_epi32(a, N);
+}
 template <int N>
-TENFOLD_INLINE VI shr(VI a) { return _mm512_srli_epi32(a, N); }
+TENFOLD_INLINE VI shr(VI a) {
+  return _mm512_srli_epi32(a, N);
+}
 // a < b ? x : y, false for NaN
 TENFOLD_INLINE VF select_lt(VF a, VF b, VF x, VF y) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
@@ -88,12 +92,14 @@ TENFOLD_INLINE VI addi(VI a, VI b) { return _mm256_add_epi32(a, b); }
 TENFOLD_INLINE VI subi(VI a, VI b) { return _mm256_sub_epi32(a, b); }
 TENFOLD_INLINE VI andi(VI a, VI b) { return _mm256_and_si256(a, b); }
 template <int N>
-TENFOLD_INLINE VI shl(VI a) { return _mm256_slli_epi32(a, N); }
-template <int N>
-TENFOLD_INLINE VI shr(VI a) { return _mm256_srli_epi32(a, N); }
-TENFOLD_INLINE VF select_lt(VF a, VF b, VF x, VF y) {
-  return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+TENFOLD_INLINE VI shl(VI a) {
+  return _mm256_slli_epi32(a, N);
 }
+template <int N>
+TENFOLD_INLINE VI shr(VI a) {
+  return _mm256_srli_epi32(a, N);
+}
+TENFOLD_INLINE VF select_lt(VF a, VF b, VF x, VF y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
 TENFOLD_INLINE VF load_f16(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -130,12 +136,12 @@ TENFOLD_INLINE VF max(VF a, VF b) { return a > b ? a : b; }
 TENFOLD_INLINE VF min(VF a, VF b) { return a < b ? a : b; }
 TENFOLD_INLINE VF to_float(VI a) { return __builtin_convertvector(a, VF); }
 TENFOLD_INLINE VI to_int(VF a) {
-  // 1.5 * 2^23 moves the rounding to the last bit; callers stay within +-2^22.
+  // 1.5 * 2^23 moves the rounding to the last bit; callers stay within +-2^22. 0 for NaN.
   const VF magic = set1(12582912.0f);
   const VF shifted = a + magic;
   VI bits;
   std::memcpy(&bits, &shifted, sizeof bits);
-  return bits - set1i(0x4B400000);
+  return (bits - set1i(0x4B400000)) & (a == a);
 }
 TENFOLD_INLINE VI as_int(VF a) {
   VI v;
@@ -175,6 +181,16 @@ TENFOLD_INLINE VI loadi(const void* p) {
 }
 
 #endif
+
+TENFOLD_INLINE VI load_int8(const int8_t* p) {
+#if defined(TENFOLD_AVX512)
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(TENFOLD_AVX2)
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  return VI{p[0], p[1], p[2], p[3]};
+#endif
+}
 
 constexpr int kParts = 16 / kLanes;
 
@@ -218,26 +234,73 @@ TENFOLD_INLINE V16 max16(const V16& a, const V16& b) {
   return each([&](int i) { return max(a.part[i], b.part[i]); });
 }
 // Lanes are folded in halves, 8, 4, 2, 1: the same order at every level.
+#if defined(TENFOLD_AVX512) || defined(TENFOLD_AVX2)
+TENFOLD_INLINE __m256 fold8(const V16& v, __m256 (*op)(__m256, __m256)) {
+#if defined(TENFOLD_AVX512)
+  return op(_mm512_castps512_ps256(v.part[0]), _mm512_extractf32x8_ps(v.part[0], 1));
+#else
+  return op(v.part[0], v.part[1]);
+#endif
+}
 TENFOLD_INLINE float sum_lanes(const V16& v) {
-  alignas(64) float t[16];
-  store16(t, v);
-  for (int h = 8; h > 0; h >>= 1)
-    for (int i = 0; i < h; ++i) t[i] += t[i + h];
-  return t[0];
+  const __m256 a = fold8(v, [](__m256 x, __m256 y) { return _mm256_add_ps(x, y); });
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 TENFOLD_INLINE float max_lanes(const V16& v) {
-  alignas(64) float t[16];
+  const __m256 a = fold8(v, [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); });
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+#else
+template <class Op>
+TENFOLD_INLINE float fold_lanes(const V16& v, Op op) {
+  float t[16];
   store16(t, v);
   for (int h = 8; h > 0; h >>= 1)
-    for (int i = 0; i < h; ++i) t[i] = t[i] > t[i + h] ? t[i] : t[i + h];
+    for (int i = 0; i < h; ++i) t[i] = op(t[i], t[i + h]);
   return t[0];
+}
+TENFOLD_INLINE float sum_lanes(const V16& v) {
+  return fold_lanes(v, [](float a, float b) { return a + b; });
+}
+TENFOLD_INLINE float max_lanes(const V16& v) {
+  return fold_lanes(v, [](float a, float b) { return a > b ? a : b; });
+}
+#endif
+
+// The low byte of each lane, of values within int8.
+TENFOLD_INLINE void store_bytes(int8_t* p, VI v) {
+#if defined(TENFOLD_AVX512)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
+#elif defined(TENFOLD_AVX2)
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+#else
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(v[i]);
+#endif
+}
+TENFOLD_INLINE int32_t sum_bytes16(const int8_t* p) {
+#if defined(TENFOLD_AVX512) || defined(TENFOLD_AVX2)
+  // Biased to unsigned, since the sum of absolute differences is: two sums of 8.
+  const __m128i v = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(-128));
+  const __m128i s = _mm_sad_epu8(v, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(s) + _mm_extract_epi32(s, 2) - 16 * 128;
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < 16; ++i) sum += p[i];
+  return sum;
+#endif
 }
 
 // e^x by range reduction to |r| <= ln2/2 and a polynomial of degree 6 (Taylor, below 1 ulp there); 0 below -87,
-// saturates above 88. exp(0) is exactly 1, which makes a fully masked page a no-op.
+// saturates above 88. exp(0) is exactly 1, which makes a fully masked page a no-op. NaN stays NaN: max and min return
+// their second operand then.
 TENFOLD_INLINE VF exp_lane(VF x) {
   const VF low = set1(-87.0f);
-  const VF clamped = min(max(x, low), set1(88.0f));
+  const VF clamped = min(set1(88.0f), max(low, x));
   const VI n = to_int(mul(clamped, set1(1.44269504088896341f)));
   const VF nf = to_float(n);
   VF r = fma(nf, set1(-0.693359375f), clamped);

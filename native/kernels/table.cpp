@@ -21,8 +21,7 @@ const Kernels& kernels() {
       gate,
       rope,
       softcap,
-      attention_bf16,
-      attention_f32,
+      attention,
       sample,
       gumbel,
   };

@@ -1,4 +1,5 @@
-"""The compiled core. `native/bindings.cpp` defines it; `backends/native.py` is its only user beside the benchmarks."""
+"""The compiled core. `native/bindings.cpp` defines it; `backends/native.py` is its only user beside the
+benchmarks."""
 
 from typing import Any
 
@@ -19,7 +20,7 @@ class Program:
         max_logit_rows: int,
         vocab: int,
         kv_pages: int,
-        kv_f32: bool,
+        kv_format: str,
         kv: list[tuple[int, int]],
     ) -> Program: ...
     def __getattr__(self, name: str) -> Any: ...

@@ -6,11 +6,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from tenfold.config import FORMATS, ISAS, ResolvedPlan, ServeConfig
+from tenfold.bench.shapes import SHAPES, SYNTH_FORMATS, SynthFormat
+from tenfold.config import FORMATS, ISAS, KV_FORMATS, ResolvedPlan, ServeConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,13 +33,24 @@ def engine_options(command: F) -> F:
     """The options that decide how a model is loaded."""
     for option in reversed(
         (
-            click.option("--threads", type=int, default=0, help="0: one per core that may be used."),
+            click.option(
+                "--threads",
+                type=int,
+                default=0,
+                help="0: one per usable core, within the CPU quota.",
+            ),
             click.option("--isa", type=click.Choice(ISAS), default="auto", help="Instruction set."),
             click.option(
                 "--format",
                 type=click.Choice(FORMATS),
                 default="auto",
                 help="Number format of the weights; auto keeps what the file has.",
+            ),
+            click.option(
+                "--kv-format",
+                type=click.Choice(KV_FORMATS),
+                default="auto",
+                help="What the KV cache is held in: bf16, or f32 with f32 weights; q8 takes half of bf16.",
             ),
             click.option(
                 "--kv-memory",
@@ -67,7 +80,8 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
-    epilog="MODEL is a GGUF file, a folder with config.json and safetensors, or a known name: smollm2.",
+    epilog="MODEL is a GGUF file, a folder with config.json and safetensors, smollm2, gemma3-270m, or "
+    "owner/name on the Hugging Face hub. A file or folder that is there goes before a name.",
 )
 @click.version_option(package_name="tenfold")
 def main() -> None:
@@ -234,6 +248,38 @@ def bench(model: str, as_json: bool, **options: Any) -> None:
     from tenfold.bench.engine_bench import run
 
     click.echo(run(config, as_json=as_json))
+
+
+@main.command(
+    epilog="Embedding and output matrix are Q8_0 beside 4-bit formats, as is usual; q4_k becomes Q5_0, and "
+    "q6_k Q8_0, where the columns of a matrix are not whole blocks of 256. The tokenizer is smollm2's, "
+    "filled up with unused tokens to the size of the shape's vocabulary."
+)
+@click.argument("shape", type=click.Choice(tuple(SHAPES)), metavar="SHAPE")
+@click.option(
+    "--format", "requested", type=click.Choice(SYNTH_FORMATS), default="q4_0", help="Type of the matrices."
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The GGUF file to write."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, help="The same seed gives the same file.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print path, bytes and parameters as JSON.")
+def synth(shape: str, requested: SynthFormat, output: Path, seed: int, force: bool, as_json: bool) -> None:
+    """Write a model file of random weights in the SHAPE of a known model, to measure speed with.
+
+    Its text is noise. SHAPE is tiny, smollm2-135m, gemma3-270m, qwen2.5-0.5b, qwen3-0.6b, llama-1b or
+    llama-8b.
+
+    \b
+    Examples:
+      tenfold synth smollm2-135m -o small.gguf
+      tenfold synth llama-1b --format q4_0 -o llama-1b-q4_0.gguf
+      tenfold bench llama-1b-q4_0.gguf
+    """
+    from tenfold.bench.synth import run
+
+    click.echo(run(shape, requested, output, seed, force, as_json))
 
 
 def _config(model: str, options: dict[str, Any]) -> ServeConfig:

@@ -15,6 +15,7 @@ PAGE_ROWS = 16
 
 ISAS = ("auto", "avx512", "avx2", "portable")
 FORMATS = ("auto", "f32", "bf16", "q8", "q4")
+KV_FORMATS = ("auto", "bf16", "f32", "q8")
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,9 +29,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_name: str | None = None
     """The model's name in the API; None: ``model`` without its folder."""
     threads: int = 0
-    """0: one per core that this process may use."""
+    """0: see `backends.cores.choose_threads`."""
     isa: str = "auto"
     format: str = "auto"
+    kv_format: str = "auto"
+    """What KV rows are held in; auto: bf16, or f32 when the weights are asked for in f32."""
     kv_memory_bytes: int | None = None
     """Memory for the KV cache; None: see `plan_kv`."""
     max_batch_tokens: int = 512
@@ -61,7 +64,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{field} is {value}; it must be from {lowest} to {highest}")
         if self.kv_memory_bytes is not None and self.kv_memory_bytes <= 0:
             raise ValueError(f"kv_memory_bytes is {self.kv_memory_bytes}; it must be positive")
-        for field, choices in (("isa", ISAS), ("format", FORMATS)):
+        for field, choices in (("isa", ISAS), ("format", FORMATS), ("kv_format", KV_FORMATS)):
             if getattr(self, field) not in choices:
                 raise ValueError(
                     f"{field} is {getattr(self, field)!r}; it must be one of {', '.join(choices)}"
@@ -79,6 +82,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             threads=self.threads,
             isa=self.isa,
             format=self.format,
+            kv_format=self.kv_format,
             kv_memory_bytes=self.kv_memory_bytes,
             max_batch_tokens=self.max_batch_tokens,
             max_running=self.max_running,
@@ -155,8 +159,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
         formats = " + ".join(
             f"{format_bytes(size)} {name}" for name, size in sorted(engine.format_bytes.items())
         )
-        asked = "as asked for"
         kv_tokens = engine.kv_pages * PAGE_ROWS
+        kv_size = format_bytes(engine.kv_pages * engine.page_bytes)
         return [
             PlanLine("model", config.model_name, self.path),
             PlanLine(
@@ -167,15 +171,11 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                 else "every weight as it is in the file",
             ),
             PlanLine("isa", engine.isa, engine.isa_why),
-            PlanLine(
-                "threads",
-                str(engine.threads),
-                asked if config.threads else "one per core this process may use",
-            ),
+            PlanLine("threads", str(engine.threads), engine.threads_why),
             PlanLine("context", f"{engine.max_context} tokens", "what the model was made for"),
             PlanLine(
                 "kv cache",
-                f"{format_bytes(engine.kv_pages * engine.page_bytes)} = {kv_tokens} tokens",
+                f"{kv_size} of {engine.kv_format}, {kv_tokens} tokens",
                 explain_kv(engine.kv_pages, config.kv_memory_bytes, engine.max_context, engine.max_running),
             ),
             PlanLine("step", f"{engine.max_batch_tokens} tokens", "max_batch_tokens"),

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from tenfold.backends.base import WeightReport
+from tenfold.backends.native import resolve_kv_format
 from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
@@ -130,7 +131,7 @@ def inspect_model(model: str, requested: str, context: int) -> Inspection:
         f"prefill step, {context} tokens": StepShape(rows=context, context=(context + 1) // 2),
     }
     settings = EngineSettings(model=path)
-    page = kv_page_bytes(graph, requested)
+    page = kv_page_bytes(graph, resolve_kv_format("auto", requested))
     pages = plan_kv(None, available_memory(), page, graph.max_context, settings.max_running)
     return Inspection(
         path=path,

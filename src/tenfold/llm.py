@@ -33,7 +33,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     """Tokens generated so far, the one that ended the answer included."""
     cached_tokens: int
-    """Prompt tokens that an earlier request had left in the cache."""
+    """Prompt tokens that were in the cache: left there by an earlier request, or by another prompt of the
+    same call."""
 
 
 class GenerationError(RuntimeError):
@@ -54,6 +55,7 @@ class LLM:
         threads: int = 0,
         isa: str = "auto",
         format: str = "auto",
+        kv_format: str = "auto",
         kv_memory_bytes: int | None = None,
         max_batch_tokens: int = 512,
         max_running: int = 64,
@@ -66,6 +68,7 @@ class LLM:
             threads=threads,
             isa=isa,
             format=format,
+            kv_format=kv_format,
             kv_memory_bytes=kv_memory_bytes,
             max_batch_tokens=max_batch_tokens,
             max_running=max_running,

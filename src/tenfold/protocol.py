@@ -98,9 +98,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """Path of the model on this machine, or a name that ``checkpoint.locate`` knows."""
     threads: int = 0
-    """0: one per core that the worker may use."""
+    """0: one per core that the worker may use, and no more than its CPU quota."""
     isa: str = "auto"
     format: str = "auto"
+    kv_format: str = "auto"
     kv_memory_bytes: int | None = None
     """None: chosen from free memory, see ``config.plan_kv``."""
     max_batch_tokens: int = 512
@@ -112,11 +113,13 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str
     threads: int
+    threads_why: str
     isa: str
     isa_why: str
     vocab_size: int
     max_context: int
     kv_pages: int
+    kv_format: str
     page_bytes: int
     weight_bytes: int
     """Packed weights read by a step of one row."""
@@ -178,6 +181,8 @@ class Refused(FromWorker, frozen=True, kw_only=True):
 
     id: str
     error: str
+    field: str
+    """Of the request, as clients write it: what the error is about."""
 
 
 class Failed(FromWorker, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenfold.backends import sampling as reference
 from tenfold.backends.base import SamplingBatch
 from tenfold.backends.sampling import Draws, adjusted, gumbel, kept, log_softmax, philox4x32, sample
 
@@ -72,8 +73,9 @@ def test_noise_is_wired_to_the_words_that_the_definition_names() -> None:
     seed, position, token = 0x0123456789ABCDEF, 0x1122334455667788, 4 * 1000 + 3
     counter = np.array([[1000, 0x55667788, 0x11223344, 0]], np.uint32)
     word = int(philox4x32(counter, (0x89ABCDEF, 0x01234567))[0, 3])
-    u = ((word >> 9) + 0.5) / 2**23
-    assert gumbel(seed, position, [token])[0] == pytest.approx(-math.log(-math.log(u)), rel=1e-14)
+    v = float(np.float32(word) * np.float32(2.0**-32))
+    assert word > 2**25  # so that the half does not show
+    assert gumbel(seed, position, [token])[0] == pytest.approx(-math.log(-math.log1p(-v)), rel=1e-14)
 
 
 def test_noise_of_a_token_does_not_depend_on_the_others() -> None:
@@ -84,13 +86,30 @@ def test_noise_of_a_token_does_not_depend_on_the_others() -> None:
     assert [gumbel(3, 5, [token])[0] for token in (0, 42, 99)] == together[[0, 42, 99]].tolist()
 
 
-def test_uniform_is_exact_in_float32_and_never_0_or_1() -> None:
-    """u = ((x >> 9) + 0.5) * 2**-23 for the extreme words is exact in float32 and has finite noise."""
-    for x in (0, 1 << 9, ONES - (1 << 9), ONES):
-        u = ((x >> 9) + 0.5) * 2.0**-23
-        assert float(np.float32(u)) == u
-        assert 0 < u < 1
-        assert math.isfinite(-math.log(-math.log(u)))
+@pytest.mark.parametrize(
+    ("word", "noise"),
+    [
+        (0, -math.log(-math.log1p(-(2.0**-33)))),
+        (1, -math.log(-math.log1p(-1.5 * 2.0**-32))),
+        (1 << 23, -math.log(-math.log1p(-float(np.float32(2**23 + 0.5)) * 2.0**-32))),
+        (1 << 31, -math.log(math.log(2))),
+        (ONES - 300, -math.log(-math.log(2.0**-24))),
+        (ONES, -math.log(-math.log(2.0**-24))),
+    ],
+)
+def test_noise_of_extreme_words(monkeypatch: pytest.MonkeyPatch, word: int, noise: float) -> None:
+    """The smallest words make finite, distinct, large noise; the largest, whose v would round to 1, noise
+    that is finite."""
+    words = np.full((1, 4), word, np.uint32)
+    monkeypatch.setattr(reference, "philox4x32", lambda counter, key: words)
+    assert gumbel(1, 2, [3])[0] == pytest.approx(noise, rel=1e-14)
+
+
+def test_upper_tail_of_the_noise_is_fine_grained() -> None:
+    """Among 2**22 numbers the largest do not coincide, and the maximum lies where a Gumbel's would."""
+    top = np.sort(gumbel(11, 0, np.arange(1 << 22)))[-1000:]
+    assert len(np.unique(top)) >= 999
+    assert abs(top[-1] - 22 * math.log(2)) < 7  # log n + Gumbel: outside with probability 1e-3
 
 
 LOGITS = np.array([2.0, 1.0, 0.5, 0.5, 0.0, -0.5, -1.0, -3.0], np.float32)

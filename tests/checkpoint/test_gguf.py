@@ -13,7 +13,8 @@ import pytest
 
 from tenfold.checkpoint.base import CheckpointError
 from tenfold.checkpoint.gguf import GGUFFile
-from tests.helpers.model_files import Tensors, encode, gguf_string, gguf_value, write_gguf
+from tenfold.checkpoint.gguf_write import gguf_string, gguf_value
+from tests.helpers.model_files import Tensors, encode, write_gguf
 
 
 def _counts(tensors: int, keys: int, version: int = 3) -> bytes:

@@ -10,8 +10,9 @@ import pytest
 
 from tenfold.backends.base import StepBatch, StepOutput
 from tenfold.engine.engine import Engine
-from tenfold.engine.limits import EngineConfig, RequestError
+from tenfold.engine.limits import EngineConfig
 from tenfold.kv.pages import IntegrityError
+from tenfold.limits import RequestError
 from tenfold.protocol import Request
 from tests.helpers.fake_program import FakeProgram
 from tests.helpers.requests import Outcome, request, run
@@ -210,29 +211,29 @@ def test_a_request_without_a_seed_gets_one() -> None:
 @pytest.mark.parametrize(
     ("one", "message"),
     [
-        (request("a", []), "prompt: is empty"),
-        (request("a", [1, 40]), "prompt: token id 40 is not in the vocabulary (0 to 39)"),
-        (request("a", [-1]), "prompt: token id -1"),
-        (request("a", [1], output=[99]), "output: token id 99"),
-        (request("a", [1] * 300), "prompt: has 300 tokens; the model's context is 300"),
-        (request("a", [1] * 161), "prompt: 161 tokens do not fit the KV memory, which holds 160"),
-        (request("a", [1], temperature=-0.1), "temperature: is -0.1"),
-        (request("a", [1], temperature=math.nan), "temperature: is nan"),
-        (request("a", [1], temperature=1e-9), "temperature: is 1e-09"),
-        (request("a", [1], top_k=-1), "top_k: is -1"),
-        (request("a", [1], top_p=0.0), "top_p: is 0.0"),
-        (request("a", [1], top_p=1.1), "top_p: is 1.1"),
-        (request("a", [1], min_p=2.0), "min_p: is 2.0"),
-        (request("a", [1], repetition_penalty=0.0), "repetition_penalty: is 0.0"),
-        (request("a", [1], presence_penalty=3.0), "presence_penalty: is 3.0"),
-        (request("a", [1], frequency_penalty=math.inf), "frequency_penalty: is inf"),
-        (request("a", [1], logit_bias={40: 1.0}), "logit_bias: token id 40"),
-        (request("a", [1], logit_bias={4: math.nan}), "logit_bias of token 4: is nan"),
-        (request("a", [1], seed=2**64), "seed: is 18446744073709551616"),
-        (request("a", [1], stop_token_ids=(77,)), "stop_token_ids: token id 77"),
-        (request("a", [1], max_tokens=0), "max_tokens: is 0"),
-        (request("a", [1], logprobs=21), "logprobs: is 21; it must be from 0 to 20"),
-        (request("busy", [1]), "id: a request 'busy' is under way"),
+        (request("a", []), "prompt is empty"),
+        (request("a", [1, 40]), "prompt has the token id 40, which is not in the vocabulary (0 to 39)"),
+        (request("a", [-1]), "prompt has the token id -1"),
+        (request("a", [1], output=[99]), "output has the token id 99"),
+        (request("a", [1] * 300), "prompt has 300 tokens; the model's context is 300"),
+        (request("a", [1] * 161), "prompt has 161 tokens; they do not fit the KV memory, which holds 160"),
+        (request("a", [1], temperature=-0.1), "temperature is -0.1"),
+        (request("a", [1], temperature=math.nan), "temperature is nan"),
+        (request("a", [1], temperature=1e-9), "temperature is 1e-09"),
+        (request("a", [1], top_k=-1), "top_k is -1"),
+        (request("a", [1], top_p=0.0), "top_p is 0.0"),
+        (request("a", [1], top_p=1.1), "top_p is 1.1"),
+        (request("a", [1], min_p=2.0), "min_p is 2.0"),
+        (request("a", [1], repetition_penalty=0.0), "repetition_penalty is 0.0"),
+        (request("a", [1], presence_penalty=3.0), "presence_penalty is 3.0"),
+        (request("a", [1], frequency_penalty=math.inf), "frequency_penalty is inf"),
+        (request("a", [1], logit_bias={40: 1.0}), "logit_bias has the token id 40"),
+        (request("a", [1], logit_bias={4: math.nan}), "logit_bias[4] is nan"),
+        (request("a", [1], seed=2**64), "seed is 18446744073709551616"),
+        (request("a", [1], stop_token_ids=(77,)), "stop_token_ids has the token id 77"),
+        (request("a", [1], max_tokens=0), "max_tokens is 0"),
+        (request("a", [1], logprobs=21), "logprobs is 21; it must be from 0 to 20"),
+        (request("busy", [1]), "id 'busy' is that of a request under way"),
     ],
 )
 def test_bad_requests_are_refused_by_name(one: Request, message: str) -> None:
@@ -243,6 +244,7 @@ def test_bad_requests_are_refused_by_name(one: Request, message: str) -> None:
     with pytest.raises(RequestError) as error:
         engine.add(one)
     assert message in str(error.value)
+    assert message.startswith(error.value.field)
     assert list(run(engine)) == ["busy"]
 
 
@@ -336,6 +338,27 @@ def test_a_failing_step_ends_its_requests_and_no_others() -> None:
         assert outcomes[name].finish == "error"
         assert outcomes[name].error == "the step failed: RuntimeError: the memory burned"
     assert outcomes["c"].tokens == alone(requests[2]).tokens
+
+
+def test_a_row_without_a_token_to_draw_ends_its_request_and_no_others() -> None:
+    """A program that finds no number among a request's logits says -1: that is an error, not token 0."""
+
+    class Numberless(FakeProgram):
+        """As its base, but the first sequence of every step gets no token."""
+
+        def step(self, batch: StepBatch) -> StepOutput:
+            output = super().step(batch)
+            output.tokens[0] = -1
+            return output
+
+    engine = Engine(Numberless(), EngineConfig(max_batch_tokens=64))
+    requests = [request(name, LONG[:9], max_tokens=1) for name in ("a", "b")]
+    for one in requests:
+        engine.add(one)
+    outcomes = run(engine)
+    assert outcomes["a"].finish == "error"
+    assert outcomes["a"].error is not None and "no token can be drawn" in outcomes["a"].error
+    assert outcomes["b"].tokens == alone(requests[1]).tokens
 
 
 def test_rows_of_a_failed_step_never_enter_the_cache() -> None:

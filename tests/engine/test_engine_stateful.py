@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tenfold.engine.engine import Engine
-from tenfold.engine.limits import EngineConfig, RequestError
+from tenfold.engine.limits import EngineConfig
+from tenfold.limits import RequestError
 from tenfold.protocol import Request
 from tests.helpers.fake_program import FakeProgram
 from tests.helpers.requests import Outcome, request, run

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tenfold.limits import RequestError
 from tenfold.protocol import Chunk, EngineSettings, LoadSnapshot, Request, TokenLogprob
 
 VOCAB = 512
@@ -58,7 +59,7 @@ class FakeEngine:
 
     def add(self, request: Request) -> None:
         if REFUSED in request.prompt:
-            raise ValueError(f"token {REFUSED} is refused by this engine")
+            raise RequestError("prompt", f"has the token {REFUSED}, which this engine refuses")
         self._prompt += len(request.prompt)
         self._waiting.append(request)
 
@@ -157,11 +158,13 @@ def build_fake_engine(settings: EngineSettings) -> tuple[FakeEngine, Any]:
     info = SimpleNamespace(
         backend="fake",
         threads=settings.threads or 1,
+        threads_why="a fake needs no more",
         isa="none",
         isa_why="there is nothing to compute",
         vocab_size=VOCAB,
         max_context=config.max_context,
         kv_pages=config.kv_pages,
+        kv_format="bf16",
         page_bytes=1024,
         weight_bytes=1000,
         weights=(SimpleNamespace(format="q4", bytes=1000, lossless=True),),

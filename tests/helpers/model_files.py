@@ -1,6 +1,7 @@
 """Small models with random weights, written as GGUF files and as Hugging Face folders.
 
-Written from the formats' descriptions, independently of `tenfold.checkpoint`: a round trip proves something.
+Written from the formats' descriptions, independently of what reads them in `tenfold.checkpoint`: a round trip
+proves something.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +18,26 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from tenfold.checkpoint.gguf_write import NewTensor
+from tenfold.checkpoint.gguf_write import write_gguf as write
+
 Floats = npt.NDArray[np.float32]
 Config = dict[str, Any]
 Weights = dict[str, Floats]
 Tensors = dict[str, tuple[tuple[int, ...], str, bytes]]
 """By GGUF name: shape with rows first, type, encoded data."""
 
-_CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3_text": "Gemma3"}
+_CLASSES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma3_text": "Gemma3",
+}
 
 
 def tiny_config(family: str, **changes: Any) -> Config:
-    """A config.json of ``family`` (llama, qwen2, qwen3, gemma3), with ``changes``.
+    """A config.json of ``family`` (llama, mistral, qwen2, qwen3, gemma3), with ``changes``.
 
     Without them: 2 layers, hidden size 64, 4 heads, vocabulary 256.
     """
@@ -50,6 +61,8 @@ def tiny_config(family: str, **changes: Any) -> Config:
         "mlp_bias": False,
         "hidden_act": "silu",
     }
+    if family == "mistral":
+        config["sliding_window"] = 32
     if family == "gemma3":
         del config["hidden_act"]
         config |= {
@@ -192,38 +205,14 @@ def encode(values: Floats, kind: str) -> bytes:
         return random_blocks(kind, rows, cols, np.random.default_rng(values.size)).tobytes()
 
 
-def gguf_string(text: str | bytes) -> bytes:
-    """A string of a GGUF file."""
-    raw = text.encode() if isinstance(text, str) else text
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def gguf_value(value: Any) -> bytes:
-    """A metadata value with its type: bool, int as uint32, float as float32, str, or a list of such."""
-    if isinstance(value, bool):
-        return struct.pack("<I?", 7, value)
-    if isinstance(value, int):
-        return struct.pack("<II", 4, value)
-    if isinstance(value, float):
-        return struct.pack("<If", 6, value)
-    if isinstance(value, str):
-        return struct.pack("<I", 8) + gguf_string(value)
-    items = [gguf_value(item) for item in value]
-    kind = items[0][:4] if items else struct.pack("<I", 8)
-    return struct.pack("<I", 9) + kind + struct.pack("<Q", len(items)) + b"".join(item[4:] for item in items)
-
-
-def write_gguf(path: Path, metadata: dict[str, Any], tensors: Tensors, version: int = 3) -> Path:
-    """A GGUF file in alignment 32."""
-    table, data = b"", b""
-    for name, (shape, kind, encoded) in tensors.items():
-        data += bytes(-len(data) % 32)
-        table += gguf_string(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
-        table += struct.pack("<IQ", gguf.GGMLQuantizationType[kind].value, len(data))
-        data += encoded
-    header = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
-    header += b"".join(gguf_string(key) + gguf_value(value) for key, value in metadata.items()) + table
-    path.write_bytes(header + bytes(-len(header) % 32) + data)
+def write_gguf(path: Path, metadata: dict[str, Any], tensors: Tensors) -> Path:
+    """A GGUF file of ``tensors`` as they are."""
+    numbers = gguf.GGMLQuantizationType
+    new = [
+        NewTensor(name, shape, numbers[kind].value, len(encoded), partial(iter, [encoded]))
+        for name, (shape, kind, encoded) in tensors.items()
+    ]
+    write(path, metadata, new)
     return path
 
 

@@ -15,8 +15,6 @@ import transformers
 from tenfold.backends.base import CompileOptions
 from tenfold.backends.torch.reference import TorchBackend
 from tenfold.graph.graph import Graph
-from tenfold.graph.ops import Rope
-from tenfold.graph.rope import rope_frequencies
 from tenfold.models.registry import build_graph
 from tests.helpers.batches import Part, step_batch
 from tests.helpers.memory_checkpoint import DictCheckpoint
@@ -78,15 +76,3 @@ def test_logits_match(name: str, dtype: str, limit: float) -> None:
     assert np.abs(ours - theirs).max() <= limit * np.abs(theirs).max()
     # The planted features must matter: logits that hardly depend on anything would match by accident.
     assert theirs.std() > 0.1
-
-
-def test_rope_freq_factors_divide_frequencies() -> None:
-    """A GGUF file's per-frequency factors give what the llama3 parameters that they were made from give."""
-    scaled = build_graph(CONFIGS["llama-llama3"])
-    rope = next(op for op in scaled.ops if isinstance(op, Rope))
-    wanted, _ = rope_frequencies(rope)
-    plain = rope.theta ** -(np.arange(0, rope.rotary_dim, 2) / rope.rotary_dim)
-    config = {**CONFIGS["llama-llama3"], "rope_scaling": None, "rope_freq_factors": (plain / wanted).tolist()}
-    weights = random_weights(scaled)
-    factored = tenfold_logits(build_graph(config), weights, "float64")
-    np.testing.assert_allclose(factored, tenfold_logits(scaled, weights, "float64"), rtol=0, atol=1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,9 +13,9 @@ import openai
 import pytest
 
 from tests.helpers import expected
-from tests.helpers.fake_engine import REFUSED
+from tests.helpers.fake_engine import REFUSED, FakeConfig
 from tests.helpers.fake_text import FakeTokenizer, piece_of
-from tests.helpers.server_process import ServerProcess
+from tests.helpers.server_process import ServerProcess, running_server
 
 
 @pytest.fixture(scope="module")
@@ -188,13 +189,35 @@ def test_a_prompt_beyond_the_context_is_400(
     assert "512" in error["message"]
 
 
+def test_a_prompt_beyond_the_kv_memory_is_400(tmp_path: Path) -> None:
+    """The front knows how much the engine's memory holds, and says so in the field that was sent."""
+    with running_server(tmp_path / "log", FakeConfig(kv_pages=4)) as server:
+        for path, field, value in (
+            ("completions", "prompt", "x" * 65),
+            ("chat/completions", "messages", ask("x" * 65)),
+        ):
+            error = httpx.post(f"{server.url}/v1/{path}", json={field: value}).json()["error"]
+            assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+            assert "KV memory, which holds 64" in error["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_the_engine_refuses_is_400_with_its_reason(server: ServerProcess, stream: bool) -> None:
-    """The engine's own check speaks to the client, before any stream has begun."""
+    """The engine's own check speaks to the client before any stream has begun, names the field, and counts as
+    a refusal and not as a failure."""
+    rejected = 'tenfold_requests_rejected_total{status="400"}'
+    before = server.metric(rejected)
     body = {"prompt": [1, REFUSED], "stream": stream}
-    response = httpx.post(f"{server.url}/v1/completions", json=body)
-    assert response.status_code == 400
-    assert "refused by this engine" in response.json()["error"]["message"]
+    id = f"refused-{stream}"
+    response = httpx.post(f"{server.url}/v1/completions", json=body, headers={"x-request-id": id})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "prompt", "invalid_value")
+    assert "this engine refuses" in error["message"]
+    assert server.metric(rejected) == before + 1
+    assert server.metric('tenfold_requests_total{finish="error"}') == 0
+    assert server.metric("tenfold_requests_in_flight") == 0
+    lines = [line for line in server.log.read_text().splitlines() if id in line]
+    assert len(lines) == 1 and "refused: 400" in lines[0] and lines[0].startswith("INFO")
 
 
 def test_a_conversation_that_the_template_refuses_is_400(server: ServerProcess) -> None:

@@ -6,7 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from tenfold.limits import RANGES, check_params
 from tenfold.server.errors import ApiError
 from tenfold.server.requests import ApiRequest, parse_chat, parse_completion
 
@@ -24,19 +27,21 @@ def completion(**fields: Any) -> ApiRequest:
 
 # Field, value, and what the message must say besides the field's name.
 BAD_IN_BOTH = [
-    ("temperature", -0.1, "from 0 to 2"),
+    ("temperature", -0.1, "from 1e-06 to 2 (or 0"),
     ("temperature", 2.1, "2.1"),
     ("temperature", "hot", '"hot"'),
     ("temperature", True, "true"),
-    ("top_p", 0, "above 0"),
-    ("top_p", 1.5, "at most 1"),
+    ("temperature", 1e-9, "from 1e-06"),
+    ("temperature", 10**400, "from"),
+    ("top_p", 0, "from 1e-09 to 1"),
+    ("top_p", 1.5, "1.5"),
     ("top_k", -2, "from -1 to 1000"),
     ("top_k", 1.5, "an integer"),
     ("min_p", 1.01, "from 0 to 1"),
-    ("repetition_penalty", 0, "above 0"),
+    ("repetition_penalty", 0, "from 0.01 to 100"),
     ("presence_penalty", 2.5, "from -2 to 2"),
     ("frequency_penalty", -3, "from -2 to 2"),
-    ("seed", 1 << 63, "an integer"),
+    ("seed", 1 << 64, "an integer from -9223372036854775808 to 18446744073709551615"),
     ("seed", "x", "an integer"),
     ("stop", 5, "a string or a list"),
     ("stop", ["a"] * 17, "16"),
@@ -44,6 +49,7 @@ BAD_IN_BOTH = [
     ("stop", [5], "stop[0]"),
     ("stop_token_ids", 5, "a list of token ids"),
     ("max_tokens", 0, "from 1"),
+    ("max_tokens", 1 << 31, "to 2147483647"),
     ("max_tokens", "many", "an integer"),
     ("logit_bias", [], "an object"),
     ("logit_bias", {"x": 1}, "token ids"),
@@ -165,6 +171,36 @@ def test_a_body_that_is_no_json_object_is_400(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         parse_chat(body, ("here",), VOCAB)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+EDGES = sorted({edge for range in RANGES.values() for edge in (range.low, range.high)})
+NUMBERS = st.one_of(
+    st.sampled_from(EDGES),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(-3, 3),
+)
+NAMES = sorted(RANGES.keys() - {"logit_bias"})
+
+
+@given(
+    st.dictionaries(st.sampled_from(NAMES), NUMBERS),
+    st.dictionaries(st.integers(-5, VOCAB + 5).map(str), NUMBERS, max_size=2),
+    st.lists(st.integers(-5, VOCAB + 5), max_size=2),
+)
+@example({"temperature": 1e-7}, {}, [])
+@example({"top_p": 1e-12, "repetition_penalty": 1e-3}, {}, [])
+@example({"max_tokens": 1 << 31}, {}, [])
+def test_what_the_front_lets_through_the_engine_takes(
+    numbers: dict[str, float], bias: dict[str, float], stops: list[int]
+) -> None:
+    """No parameter gets as far as the engine only to be refused there."""
+    try:
+        parsed = completion(**numbers, logit_bias=bias, stop_token_ids=stops)
+    except ApiError as error:
+        assert error.status == 400 and error.param is not None
+        return
+    check_params(parsed.params, VOCAB)
 
 
 def test_all_good_values_arrive() -> None:

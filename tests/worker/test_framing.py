@@ -20,7 +20,7 @@ chunks = st.builds(
 )
 messages = st.one_of(
     st.builds(Chunks, chunks=st.lists(chunks, max_size=4).map(tuple)),
-    st.builds(Refused, id=st.text(max_size=8), error=st.text(max_size=40)),
+    st.builds(Refused, id=st.text(max_size=8), error=st.text(max_size=40), field=st.text(max_size=8)),
     st.builds(Failed, error=st.text(max_size=300)),
 )
 

@@ -78,30 +78,35 @@ def request(id: str, count: int, prompt: tuple[int, ...] = (1, 2, 3)) -> Generat
     return Generate(request=Request(id=id, prompt=prompt, params=params))
 
 
-def test_a_step_is_one_message_and_idleness_is_reported_and_checked(front: Front) -> None:
-    """Both requests' tokens of a step travel together; when all is done the load says so."""
+def test_steps_travel_together_and_idleness_is_reported_and_checked(front: Front) -> None:
+    """Both requests' tokens of a step, and of quick steps, travel in one message, the first and the last at
+    once; when all is done the load says so."""
     assert front.hear() == Chunks(load=FakeEngine(EngineSettings(model=""), FakeConfig()).load())
     front.say(request("a", 5), request("b", 5))
     got: dict[str, list[int]] = {"a": [], "b": []}
+    sizes: list[int] = []
     while True:
         message = front.hear()
         assert isinstance(message, Chunks)
         if not message.chunks:
             break
-        assert [chunk.id for chunk in message.chunks] == ["a", "b"]
+        assert [chunk.id for chunk in message.chunks] == ["a", "b"] * (len(message.chunks) // 2)
+        sizes.append(len(message.chunks) // 2)
         for chunk in message.chunks:
             got[chunk.id] += chunk.tokens
     assert got["a"] == got["b"] == tokens((1, 2, 3), 7, 5)
+    assert sizes[0] == 1 and len(sizes) < 5
     assert message.load is not None
     assert (message.load.running, message.load.waiting, message.load.generated_tokens) == (0, 0, 10)
     assert front.checks == 2
 
 
 def test_a_refused_request_is_answered_and_harms_nobody(front: Front) -> None:
-    """An engine's RequestError becomes Refused with its reason; others go on."""
+    """An engine's RequestError becomes Refused with its reason and field; others go on."""
     front.hear()
     front.say(request("bad", 3, (REFUSED,)), request("good", 3))
-    assert front.hear() == Refused(id="bad", error=f"token {REFUSED} is refused by this engine")
+    error = f"prompt has the token {REFUSED}, which this engine refuses"
+    assert front.hear() == Refused(id="bad", error=error, field="prompt")
     message = front.hear()
     assert isinstance(message, Chunks)
     assert [chunk.id for chunk in message.chunks] == ["good"]
@@ -126,12 +131,13 @@ def test_load_snapshots_do_not_come_with_every_step(front: Front) -> None:
     front.hear()
     front.say(request("a", 100))
     messages: list[Chunks] = []
-    while not messages or messages[-1].chunks[0].finish is None:
+    while not messages or all(chunk.finish is None for chunk in messages[-1].chunks):
         message = front.hear()
         assert isinstance(message, Chunks)
         messages.append(message)
     # 100 steps of 2 ms and more: a slow machine makes more snapshots, but never one a step.
     assert 1 <= sum(message.load is not None for message in messages) < 50
+    assert sum(len(message.chunks) for message in messages) == 100
 
 
 @pytest.mark.parametrize("busy", [False, True])

@@ -1,4 +1,5 @@
-"""The seam between what is computed and what computes it: ``compile(graph, checkpoint, options) -> Program``."""
+"""The seam between what is computed and what computes it: ``compile(graph, checkpoint, options) ->
+Program``."""
 
 from __future__ import annotations
 
@@ -31,13 +32,20 @@ class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Most rows of a step whose logits are wanted."""
     kv_pages: int = 0
     """KV pages to reserve; must be positive."""
+    kv_format: Literal["auto", "bf16", "f32", "q8"] = "auto"
+    """What KV rows are held in. ``q8``: int8 with a scale per row and head. ``auto``: bf16, or f32 with f32
+    weights."""
+    fused: bool = True
+    """False: every op on its own, as a call of its own. The same answers, slower: for measuring what fusing
+    gains."""
 
 
 class SamplingBatch(msgspec.Struct, frozen=True, kw_only=True):
     """How the token after each wanted row is drawn: a struct of arrays with one entry ``n`` per wanted row.
 
-    The order is: bias, penalties, temperature, top_k, top_p, min_p, then argmax of ``logit / temperature + Gumbel(seed,
-    position, token)`` over what is left. Temperature 0 is plain argmax of the penalised logits; ties go to the lowest id.
+    The order is: bias, penalties, temperature, top_k, top_p, min_p, then argmax of ``logit / temperature +
+    Gumbel(seed, position, token)`` over what is left. Temperature 0 is plain argmax of the penalised logits;
+    ties go to the lowest id.
     """
 
     temperature: Floats
@@ -66,8 +74,8 @@ class SamplingBatch(msgspec.Struct, frozen=True, kw_only=True):
     bias_values: Floats
     """Added to the logit; -inf forbids."""
     logprobs: Int32s
-    """-1: none. k >= 0: log-probability of the drawn token and the k most likely, of the model's own distribution
-    (raw logits, before bias, penalties and temperature)."""
+    """-1: none. k >= 0: log-probability of the drawn token and the k most likely, of the model's own
+    distribution (raw logits, before bias, penalties and temperature)."""
 
 
 class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +88,9 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     row_offsets: Int32s
     """[S + 1]: sequence s has rows ``row_offsets[s] : row_offsets[s + 1]``."""
     cached_rows: Int32s
-    """[S]: KV rows the sequence had before this step. Its i-th row of the step goes to cache row ``cached_rows[s] + i``,
-    that is to page ``// 16``, line ``% 16``, and attends to every cache row up to its own."""
+    """[S]: KV rows the sequence had before this step. Its i-th row of the step goes to cache row
+    ``cached_rows[s] + i``, that is to page ``// 16``, line ``% 16``, and attends to every cache row up to its
+    own."""
     page_offsets: Int32s
     """[S + 1] into ``pages``."""
     pages: Int32s
@@ -98,7 +107,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a step found, for its N wanted rows."""
 
     tokens: Int32s
-    """[N] drawn tokens."""
+    """[N] drawn tokens; -1 where no logit is a number above -inf."""
     logprobs: Floats
     """[N] log-probability of the drawn token (0 where not asked for)."""
     top_tokens: Int32s
@@ -126,6 +135,7 @@ class ProgramInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str
     threads: int
+    threads_why: str
     isa: str
     isa_why: str
     max_rows: int
@@ -133,6 +143,7 @@ class ProgramInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_context: int
     kv_pages: int
+    kv_format: str
     page_bytes: int
     weight_bytes: int
     """Packed weights read by a step of one row."""

@@ -1,12 +1,11 @@
 """The native CPU backend: lowers a fused graph to a program of the core.
 
-This file decides what goes where (matrices, vectors, activation buffers); the core only runs. A buffer is used
-again as soon as nobody reads its value any more, so that a step's activations stay in cache.
+This file decides what goes where (matrices, vectors, activation buffers); the core only runs. A buffer is
+used again as soon as nobody reads its value any more, so that a step's activations stay in cache.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from tenfold.backends.base import (
     StepOutput,
     WeightReport,
 )
+from tenfold.backends.cores import choose_threads
 from tenfold.checkpoint.base import Checkpoint, CheckpointError
 from tenfold.formats.matrix import Format, Layout
 from tenfold.graph.fused import AnyFusedOp, FusedAttention, FusedGraph, FusedLinear, NormAdd, NormSpec
@@ -29,11 +29,6 @@ from tenfold.graph.passes import fuse
 from tenfold.graph.rope import rope_frequencies
 
 NO_NORM = (-1, 0.0, 0.0)
-
-
-def usable_threads() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_isa(requested: str) -> tuple[str, str]:
@@ -46,23 +41,29 @@ def choose_isa(requested: str) -> tuple[str, str]:
     return requested, "asked for"
 
 
+def resolve_kv_format(requested: str, weights: str) -> str:
+    """What KV rows are held in: as asked for, else BF16, or F32 when the weights were asked for in F32."""
+    if requested == "auto":
+        return "f32" if weights == "f32" else "bf16"
+    return requested
+
+
 class NativeBackend:
     """Compiles graphs for the machine's own cores."""
 
     name = "native"
 
     def compile(self, graph: Graph, checkpoint: Checkpoint, options: CompileOptions) -> NativeProgram:
-        """Packs the weights and reserves the KV pages; see `tenfold.backends.base.Backend`.
-
-        KV rows are BF16, or F32 when the weights were asked for in F32.
-        """
+        """Packs the weights and reserves the KV pages; see `tenfold.backends.base.Backend`."""
         isa, why = choose_isa(options.isa)
         fused = fuse(graph)
         lowering = _Lowering(fused, checkpoint, options, isa)
         reports = lowering.run()
+        lowering.core.run_modular(not options.fused)
         info = ProgramInfo(
             backend=self.name,
             threads=lowering.threads,
+            threads_why=lowering.threads_why,
             isa=isa,
             isa_why=why,
             max_rows=options.max_rows,
@@ -70,6 +71,7 @@ class NativeBackend:
             vocab_size=fused.vocab_size,
             max_context=fused.max_context,
             kv_pages=options.kv_pages,
+            kv_format=resolve_kv_format(options.kv_format, options.format),
             page_bytes=lowering.core.page_bytes(),
             weight_bytes=lowering.step_bytes,
             weights=tuple(reports),
@@ -144,7 +146,7 @@ class _Lowering:
         self.graph = graph
         self.checkpoint = checkpoint
         self.options = options
-        self.threads = options.threads or usable_threads()
+        self.threads, self.threads_why = choose_threads(options.threads)
         self.max_logit_rows = min(options.max_logit_rows, options.max_rows)
         self.core: Any = _native.Program.create(
             isa=isa,
@@ -153,7 +155,7 @@ class _Lowering:
             max_logit_rows=self.max_logit_rows,
             vocab=graph.vocab_size,
             kv_pages=options.kv_pages,
-            kv_f32=options.format == "f32",
+            kv_format=resolve_kv_format(options.kv_format, options.format),
             kv=[(kv.heads, kv.head_dim) for kv in graph.kv],
         )
         self.tensors = checkpoint.tensors()
@@ -188,10 +190,16 @@ class _Lowering:
                     for w, b in zip(op.weights, op.biases, strict=True)
                 ]
                 self.step_bytes += sum(core.matrix_bytes(m) for m, _ in parts)
+                if not self.options.fused:
+                    self._apart(op, parts)
+                    return
                 residual = -1 if op.residual is None else self.slots[op.residual]
                 norm = self._norm(op.norm)
-                output = self._output(op.output, op.input in self.selected, self._dying(op.residual, index))
-                core.add_linear(self.slots[op.input], norm, parts, op.gate or "none", residual, output)
+                source = self.slots[op.input]
+                # Not in place of the input: threads write their columns while others still read it.
+                dying = None if op.residual == op.input else self._dying(op.residual, index)
+                output = self._output(op.output, op.input in self.selected, dying)
+                core.add_linear(source, norm, parts, op.gate or "none", residual, output)
             case FusedAttention():
                 kv = op.kv
                 core.add_attention(
@@ -209,13 +217,13 @@ class _Lowering:
                     output=self._output(op.output, False),
                 )
             case NormAdd():
-                residual = self.slots[op.residual]
+                source, residual = self.slots[op.input], self.slots[op.residual]
                 output = self._output(op.output, op.input in self.selected, self._dying(op.residual, index))
-                core.add_norm(self.slots[op.input], self._norm(op.norm), residual, output)
+                core.add_norm(source, self._norm(op.norm), residual, output)
             case RMSNorm():
-                norm = NormSpec(weight=op.weight, eps=op.eps, weight_offset=op.weight_offset)
+                spec = NormSpec(weight=op.weight, eps=op.eps, weight_offset=op.weight_offset)
                 output = self._output(op.output, op.inputs[0] in self.selected)
-                core.add_norm(self.slots[op.inputs[0]], self._norm(norm), -1, output)
+                core.add_norm(self.slots[op.inputs[0]], self._norm(spec), -1, output)
             case Scale():
                 output = self._output(op.output, op.inputs[0] in self.selected)
                 core.add_scale(self.slots[op.inputs[0]], op.factor, output)
@@ -228,6 +236,38 @@ class _Lowering:
                 self.slots[op.output] = self.slots.pop(name)
                 if name in self.selected:
                     self.selected.add(op.output)
+
+    def _apart(self, op: FusedLinear, parts: list[tuple[int, int]]) -> None:
+        """A linear op by op: norm, each matrix, gate and residual as ops of their own."""
+        core = self.core
+        selected = op.input in self.selected
+        borrowed: list[tuple[int, int]] = []
+
+        def borrow(width: int) -> int:
+            free = self.free.get((width, selected), [])
+            borrowed.append((width, free.pop() if free else core.add_value(width, selected)))
+            return borrowed[-1][1]
+
+        source = self.slots[op.input]
+        if op.norm is not None:
+            normed = borrow(self.graph.widths[op.input])
+            core.add_norm(source, self._norm(op.norm), -1, normed)
+            source = normed
+        output = self._output(op.output, selected)
+        if op.gate is not None:
+            pair = [borrow(self.graph.widths[op.output]) for _ in parts]
+            for part, to in zip(parts, pair, strict=True):
+                core.add_linear(source, NO_NORM, [part], "none", -1, to)
+            core.add_gate(op.gate, *pair, output)
+        else:
+            column = 0
+            for part, spec in zip(parts, op.weights, strict=True):
+                core.add_linear(source, NO_NORM, [part], "none", -1, output, column)
+                column += spec.shape[0]
+        if op.residual is not None:
+            core.add_sum(self.slots[op.residual], output, output)
+        for width, slot in borrowed:
+            self.free.setdefault((width, selected), []).append(slot)
 
     def _dying(self, name: str | None, index: int) -> str | None:
         """``name`` if this op is its last reader: its buffer may take the op's output in place."""

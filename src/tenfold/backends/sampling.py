@@ -6,10 +6,10 @@ three numbers and of nothing else (Philox4x32-10, a counter-based generator: J. 
 random numbers: as easy as 1, 2, 3", SC 2011), so a draw does not depend on what else is in the batch, and
 whoever knows the seed can make it again.
 
-Arithmetic. Up to and including the division by the temperature everything is float32, each operation rounded
-on its own (no fused multiply-add), so another implementation can be equal to the bit. Logarithms,
-exponentials and sums from there on are float64 here; an implementation in float32 may differ where two
-scores, or a sum and its threshold, are closer than its rounding error.
+Arithmetic. The uniform numbers behind the noise, and all up to and including the division by the temperature,
+are float32, each operation rounded on its own (no fused multiply-add), so another implementation can be equal
+to the bit. Logarithms, exponentials and sums from there on are float64 here; an implementation in float32 may
+differ where two scores, or a sum and its threshold, are closer than its rounding error.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ def gumbel(seed: int, position: int, tokens: npt.ArrayLike) -> Float64s:
 
     ``position`` is the index in the sequence of the token to be drawn. Key: (seed's low word, its high word).
     Counter: (token // 4, position's low word, its high word, 0). Word ``token % 4`` of the result, x, gives
-    ``u = ((x >> 9) + 0.5) * 2**-23`` and the noise ``-log(-log(u))``. With 23 bits u is exact in float32 and
-    never 0 or 1; with 24 bits the half would be rounded away in the upper half, and the largest x would give
-    u = 1: an infinite score, once in a few hundred draws from a large vocabulary.
+    ``v = min((float32(x) + 0.5) * 2**-32, 1 - 2**-24)``, each operation rounded to float32, and the noise
+    ``-log(-log1p(-v))``: about -2.8 to 22.9. Small v make the large noise that decides a draw, and there
+    floats are dense: the upper tail has the full 32 bits of x. At the other end v would round to 1, with
+    noise of minus infinity, but for the limit.
     """
     ids = np.asarray(tokens, dtype=np.int64)
     blocks, block_of = np.unique(ids >> 2, return_inverse=True)
@@ -64,8 +65,9 @@ def gumbel(seed: int, position: int, tokens: npt.ArrayLike) -> Float64s:
     counter[:, 1] = position & _LOW
     counter[:, 2] = (position >> 32) & _LOW
     words = philox4x32(counter, (seed & _LOW, (seed >> 32) & _LOW))[block_of, ids & 3]
-    u = ((words >> np.uint32(9)).astype(np.float64) + 0.5) * 2.0**-23
-    noise: Float64s = -np.log(-np.log(u))
+    v = (words.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+    v = np.minimum(v, np.float32(1 - 2.0**-24))
+    noise: Float64s = -np.log(-np.log1p(-v.astype(np.float64)))
     return noise
 
 
@@ -81,7 +83,8 @@ class Draws(NamedTuple):
 def sample(logits: Floats, sampling: SamplingBatch) -> Draws:
     """Draws one token for each row of ``logits`` [N, vocab]. Neither argument is changed.
 
-    Raises ValueError where the two do not have the same number of rows.
+    A row without a logit above -inf (all NaN, or all forbidden) draws -1. Raises ValueError where the two do
+    not have the same number of rows.
     """
     rows = len(logits)
     if len(sampling.temperature) != rows:
@@ -92,10 +95,11 @@ def sample(logits: Floats, sampling: SamplingBatch) -> Draws:
     top_tokens = np.full((rows, widest), -1, np.int32)
     top_logprobs = np.zeros((rows, widest), np.float32)
     for n in range(rows):
-        tokens[n] = _draw(adjusted(logits[n], sampling, n), sampling, n)
+        row = adjusted(logits[n], sampling, n)
+        tokens[n] = _draw(row, sampling, n) if np.any(row > -np.inf) else -1
         if sampling.logprobs[n] >= 0:
             own = log_softmax(logits[n])
-            logprobs[n] = own[tokens[n]]
+            logprobs[n] = own[tokens[n]] if tokens[n] >= 0 else np.nan
             best = by_rank(logits[n])[: sampling.logprobs[n]]
             top_tokens[n, : len(best)] = best
             top_logprobs[n, : len(best)] = own[best]

@@ -11,7 +11,8 @@ from tenfold.formats.matrix import Layout, Matrix
 
 
 class CheckpointError(ValueError):
-    """A model file is unsupported, truncated or lies about itself. The message names file, tensor and byte offset."""
+    """A model file is unsupported, truncated or lies about itself. The message names file, tensor and byte
+    offset."""
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
@@ -39,27 +40,33 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(Protocol):
-    """An opened model: its configuration and its weights by canonical name. Weights stay on disk until read."""
+    """An opened model: its configuration and its weights by canonical name. Weights stay on disk until
+    read."""
 
     path: str
     architecture: str
-    """Model family as `tenfold.models` knows it: ``llama``, ``qwen2``, ``qwen3``, ``gemma3``."""
+    """Model family as `tenfold.models` knows it: ``llama``, ``mistral``, ``qwen2``, ``qwen3``,
+    ``gemma3``."""
     config: dict[str, Any]
-    """Hugging Face config.json keys, also when it comes from GGUF metadata (see ``checkpoint/gguf_config.py``)."""
+    """Hugging Face config.json keys, also when it comes from GGUF metadata (see
+    ``checkpoint/gguf_config.py``)."""
 
     def tensors(self) -> dict[str, TensorInfo]:
         """Every weight, by canonical name."""
         ...
 
     def place(self, name: str, requested: str) -> Placement:
-        """The layout that ``name`` gets when the user asks for ``requested`` (``auto, f32, bf16, q8, q4``)."""
+        """The layout that ``name`` gets when the user asks for ``requested`` (``auto, f32, bf16, q8,
+        q4``)."""
         ...
 
     def rows(self, name: str, layout: Layout, block_rows: int = 0) -> Iterator[tuple[int, Matrix]]:
-        """Yields ``(first_row, block)`` over the whole matrix in order; pages of the file already read are let go.
+        """Yields ``(first_row, block)`` over the whole matrix in order; pages of the file already read are
+        let go.
 
-        ``block_rows`` is a multiple of 16; 0 chooses a block of about 4 MiB. A vector is a matrix of one row in F32.
-        Row order and norm weights are canonical: GGUF's llama permutation and Gemma's stored ``1 + w`` are undone.
+        ``block_rows`` is a multiple of 16; 0 chooses a block of about 4 MiB. A vector is a matrix of one row
+        in F32. Row order and norm weights are canonical: GGUF's llama permutation and Gemma's stored ``1 +
+        w`` are undone.
         """
         ...
 

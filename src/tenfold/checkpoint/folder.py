@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
-from tenfold.checkpoint.base import CheckpointError, Placement, TensorInfo
+from tenfold.checkpoint.base import CheckpointError, TensorInfo
 from tenfold.checkpoint.hf_config import architecture_of, normalised
 from tenfold.checkpoint.json_files import read_json
 from tenfold.checkpoint.safetensors import SafetensorsFile
-from tenfold.checkpoint.stored import StoredWeight
-from tenfold.formats.matrix import Layout, Matrix
+from tenfold.checkpoint.stored import StoredWeight, StoredWeights
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-class FolderCheckpoint:
+class FolderCheckpoint(StoredWeights):
     """See `tenfold.checkpoint.base.Checkpoint`."""
 
     def __init__(self, path: str) -> None:
@@ -41,18 +39,6 @@ class FolderCheckpoint:
         except BaseException:
             self.close()
             raise
-
-    def tensors(self) -> dict[str, TensorInfo]:
-        """Every weight, by name."""
-        return {name: weight.info for name, weight in self._weights.items()}
-
-    def place(self, name: str, requested: str) -> Placement:
-        """See `Checkpoint.place`. Raises KeyError for an unknown name, ValueError for an unknown request."""
-        return self._weights[name].place(requested)
-
-    def rows(self, name: str, layout: Layout, block_rows: int = 0) -> Iterator[tuple[int, Matrix]]:
-        """See `Checkpoint.rows`. Raises KeyError, ValueError, CheckpointError for bad data."""
-        return self._weights[name].rows(layout, block_rows)
 
     def close(self) -> None:
         """Unmaps the files."""

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tenfold.checkpoint.base import CheckpointError, Placement, TensorInfo
+from tenfold.checkpoint.base import CheckpointError, TensorInfo
 from tenfold.checkpoint.gguf import GGUFFile, GGUFTensor
 from tenfold.checkpoint.gguf_config import architecture_of, config_from_gguf
 from tenfold.checkpoint.gguf_names import canonical_name
-from tenfold.checkpoint.stored import StoredWeight
-from tenfold.formats.matrix import Format, Layout, Matrix
+from tenfold.checkpoint.stored import StoredWeight, StoredWeights
+from tenfold.formats.matrix import Format, Layout
 
 _ROPE_FACTORS = "rope_freqs.weight"
 _ROTARY = ("self_attn.q_proj", "self_attn.k_proj")
 
 
-class GGUFCheckpoint:
+class GGUFCheckpoint(StoredWeights):
     """See `tenfold.checkpoint.base.Checkpoint`. ``metadata`` has the file's own keys.
 
     Undone are: the interleaved rows of q and k in architecture ``llama``, and Gemma's norms stored as 1 + w.
@@ -46,18 +45,6 @@ class GGUFCheckpoint:
         except BaseException:
             self._file.close()
             raise
-
-    def tensors(self) -> dict[str, TensorInfo]:
-        """Every weight, by canonical name, in the order of the file."""
-        return {name: weight.info for name, weight in self._weights.items()}
-
-    def place(self, name: str, requested: str) -> Placement:
-        """See `Checkpoint.place`. Raises KeyError for an unknown name, ValueError for an unknown request."""
-        return self._weights[name].place(requested)
-
-    def rows(self, name: str, layout: Layout, block_rows: int = 0) -> Iterator[tuple[int, Matrix]]:
-        """See `Checkpoint.rows`. Raises KeyError, ValueError, CheckpointError for bad data."""
-        return self._weights[name].rows(layout, block_rows)
 
     def close(self) -> None:
         """Unmaps the file."""

@@ -6,7 +6,13 @@ from typing import Any
 
 from tenfold.checkpoint.base import CheckpointError
 
-_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
+_ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3_text": "gemma3",
+}
 
 
 def architecture_of(config: dict[str, Any], path: str) -> str:
@@ -20,7 +26,7 @@ def architecture_of(config: dict[str, Any], path: str) -> str:
         )
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in _ARCHITECTURES:
-        note = " (with images; only the text-only gemma3_text is)" if model_type == "gemma3" else ""
+        note = " (it is for images too; the text-only gemma3_text is)" if model_type == "gemma3" else ""
         raise CheckpointError(
             f"{path}: model_type {model_type!r:.80} is not supported{note}; "
             f"supported are {', '.join(_ARCHITECTURES)}"

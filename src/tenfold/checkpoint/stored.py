@@ -129,6 +129,25 @@ class StoredWeight:
             ) from error
 
 
+class StoredWeights:
+    """What every checkpoint does with its weights once it has found them: a part of `Checkpoint`."""
+
+    _weights: dict[str, StoredWeight]
+    """By canonical name, in the order of the file."""
+
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Every weight, by canonical name."""
+        return {name: weight.info for name, weight in self._weights.items()}
+
+    def place(self, name: str, requested: str) -> Placement:
+        """See `Checkpoint.place`. Raises KeyError for an unknown name, ValueError for an unknown request."""
+        return self._weights[name].place(requested)
+
+    def rows(self, name: str, layout: Layout, block_rows: int = 0) -> Iterator[tuple[int, Matrix]]:
+        """See `Checkpoint.rows`. Raises KeyError, ValueError, CheckpointError for bad data."""
+        return self._weights[name].rows(layout, block_rows)
+
+
 def _halves_from_pairs(rows: int, head_dim: int) -> npt.NDArray[np.int64]:
     """Where the rows of a rotary projection, in canonical order, are in a file that pairs neighbours.
 

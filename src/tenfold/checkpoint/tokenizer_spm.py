@@ -35,24 +35,28 @@ class TokenSplitter:
 
     def split(self, text: str) -> Iterator[str | int]:
         """The parts of ``text`` in order: token ids, and the text between them (never empty)."""
-        done = search_from = 0
-        while self._first is not None and (match := self._first.search(text, search_from)):
-            start = match.start()
-            shortest, prefixes, lengths = self._starts[text[start]]
-            search_from = start + 1
-            if text[start : start + shortest] not in prefixes:
-                continue
-            for length in lengths:
-                token = self._ids.get(text[start : start + length])
-                if token is not None:
-                    if start > done:
-                        yield text[done:start]
-                    yield token
-                    # A slice at the text's end may be shorter than asked for: the token's own length counts.
-                    done = search_from = min(start + length, len(text))
-                    break
+        done = 0
+        while (found := self.find(text, done)) is not None:
+            start, end = found
+            if start > done:
+                yield text[done:start]
+            yield self._ids[text[start:end]]
+            done = end
         if done < len(text):
             yield text[done:]
+
+    def find(self, text: str, start: int) -> tuple[int, int] | None:
+        """Where the next token from ``start`` on begins and ends."""
+        while self._first is not None and (match := self._first.search(text, start)):
+            at = match.start()
+            shortest, prefixes, lengths = self._starts[text[at]]
+            if text[at : at + shortest] in prefixes:
+                for length in lengths:
+                    if text[at : at + length] in self._ids:
+                        # A slice at the text's end may be shorter than asked for: its own length counts.
+                        return at, min(at + length, len(text))
+            start = at + 1
+        return None
 
 
 class SentencePieceEncoder:

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import logging
 import secrets
+from typing import TypedDict
 
 from tenfold.backends.base import Program, StepOutput
 from tenfold.engine.batch import BatchBuilder
-from tenfold.engine.limits import EngineConfig, RequestError, check_request
+from tenfold.engine.limits import EngineConfig, check_request
 from tenfold.engine.scheduler import Scheduler
 from tenfold.engine.sequence import Sequence
 from tenfold.kv.cache import KVCache, pages_for
 from tenfold.kv.pages import IntegrityError
+from tenfold.limits import RequestError
 from tenfold.protocol import Chunk, FinishReason, LoadSnapshot, Request, TokenLogprob
 
 log = logging.getLogger(__name__)
+
+NOTHING_TO_DRAW = (
+    "no token can be drawn: the model's logits are not numbers, or logit_bias forbids every token"
+)
+
+
+class AdmissionNews(TypedDict, total=False):
+    """Fields of a Chunk."""
+
+    cached_tokens: int
+    queue_ms: float
 
 
 class Engine:
@@ -41,7 +54,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a request. Raises RequestError, and takes nothing on, for one that cannot be served."""
         if request.id in self._sequences:
-            raise RequestError(f"id: a request {request.id!r} is under way already; use another id")
+            raise RequestError("id", f"{request.id!r} is that of a request under way; use another")
         check_request(request, self._program.info)
         seed = secrets.randbits(64) if request.params.seed is None else request.params.seed % 2**64
         sequence = Sequence(request, seed, self._program.info.max_context)
@@ -90,7 +103,11 @@ class Engine:
             if sequence.table is not None:
                 self._cache.commit(sequence.table, sequence.tokens, sequence.computed)
             if sequence.pending == 0:
-                chunks.append(self._take_token(sequence, tokens[n], output, n))
+                chunks.append(
+                    self._take_token(sequence, tokens[n], output, n)
+                    if tokens[n] >= 0
+                    else self._end(sequence, "error", NOTHING_TO_DRAW)
+                )
                 n += 1
         return chunks
 
@@ -140,23 +157,25 @@ class Engine:
             else (_logprob(output, n, sequence.params.logprobs),),
             finish=finish,
             stop_token=token if finish == "stop" else None,
-            cached_tokens=self._cached_news(sequence),
+            **self._admission_news(sequence),
         )
 
     def _end(self, sequence: Sequence, finish: FinishReason, error: str | None = None) -> Chunk:
         """The last chunk of a sequence that ends without a token; it leaves."""
         self._leave(sequence)
-        return Chunk(id=sequence.id, finish=finish, error=error, cached_tokens=self._cached_news(sequence))
+        return Chunk(id=sequence.id, finish=finish, error=error, **self._admission_news(sequence))
 
     def _leave(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
         self._scheduler.drop(sequence)
 
-    def _cached_news(self, sequence: Sequence) -> int | None:
-        """The prompt tokens found in the cache, for the first chunk after the sequence was admitted."""
+    def _admission_news(self, sequence: Sequence) -> AdmissionNews:
+        """What the first chunk after the sequence's admission tells of it."""
         cached, sequence.cached_tokens_news = sequence.cached_tokens_news, None
-        self._cached_tokens += cached or 0
-        return cached
+        if cached is None:
+            return {}
+        self._cached_tokens += cached
+        return {"cached_tokens": cached, "queue_ms": sequence.queue_ms}
 
 
 def _logprob(output: StepOutput, n: int, top: int) -> TokenLogprob:

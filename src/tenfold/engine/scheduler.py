@@ -97,10 +97,7 @@ class Scheduler:
                 self._blocked = sequence
                 return
             self.running.append(self.waiting.popleft())
-            sequence.table, sequence.computed = opened
-            if not sequence.admitted:
-                sequence.admitted = True
-                sequence.cached_tokens_news = min(sequence.computed, sequence.prompt_length)
+            sequence.admit(*opened)
             yield sequence
 
     def _preempt(self) -> Sequence:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from tenfold.backends.base import Floats, Int32s
@@ -17,11 +19,13 @@ class Sequence:
     pending token is a decode step; more are a prefill. A waiting sequence has no table and nothing computed.
 
     ``cached_tokens_news`` is how many prompt tokens the cache held when the sequence was admitted first,
-    until that is told; what a preempted sequence finds again is its own and not counted.
+    until that is told; what a preempted sequence finds again is its own and not counted. ``queue_ms`` is how
+    long it waited for that admission.
     """
 
     __slots__ = (
         "admitted",
+        "arrived",
         "bias_tokens",
         "bias_values",
         "cached_tokens_news",
@@ -31,6 +35,7 @@ class Sequence:
         "max_length",
         "params",
         "prompt_length",
+        "queue_ms",
         "seed",
         "stop_tokens",
         "table",
@@ -52,7 +57,9 @@ class Sequence:
             self.stop_tokens |= frozenset(request.eos_token_ids)
         self.computed = 0
         self.table: PageTable | None = None
+        self.arrived = time.monotonic()
         self.admitted = False
+        self.queue_ms = 0.0
         self.cached_tokens_news: int | None = None
         self.history: History | None = None
         if params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0:
@@ -64,6 +71,14 @@ class Sequence:
     def pending(self) -> int:
         """Tokens without a KV row."""
         return len(self.tokens) - self.computed
+
+    def admit(self, table: PageTable, cached: int) -> None:
+        """The sequence runs (again), with ``cached`` of its tokens in the pages of ``table`` already."""
+        self.table, self.computed = table, cached
+        if not self.admitted:
+            self.admitted = True
+            self.cached_tokens_news = min(cached, self.prompt_length)
+            self.queue_ms = (time.monotonic() - self.arrived) * 1000
 
     def append(self, token: int) -> None:
         """One generated token more."""

@@ -1,7 +1,7 @@
 """What a weight is stored as: codes on a grid, and the grid.
 
-A ``Matrix`` is the form in which weights cross from checkpoints to backends: unpacked, so that a backend can lay it out
-as its kernels like. It is made for a block of rows at a time, so it is never large.
+A ``Matrix`` is the form in which weights cross from checkpoints to backends: unpacked, so that a backend can
+lay it out as its kernels like. It is made for a block of rows at a time, so it is never large.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Format(str, enum.Enum):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """A format with its parameters: everything a backend must know to choose a kernel and to reserve memory."""
+    """A format with its parameters: everything a backend must know to choose a kernel and to reserve
+    memory."""
 
     format: Format
     group: int = 0
@@ -50,7 +51,8 @@ class Matrix(msgspec.Struct, frozen=True):
     """Rows of a weight ``[rows, cols]`` in a layout.
 
     ``codes``: F32 float32, BF16 uint16 (the high half of a float32), Q8 int8, Q4 uint8 with one code a byte.
-    ``scale``, ``minimum``: ``[rows, cols / group]``, float16 or float32 by ``layout.wide_scales``; None where the layout has none.
+    ``scale``, ``minimum``: ``[rows, cols / group]``, float16 or float32 by ``layout.wide_scales``; None where
+    the layout has none.
     """
 
     layout: Layout

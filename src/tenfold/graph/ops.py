@@ -1,8 +1,8 @@
 """The ops a model is made of.
 
-A graph is a straight-line list of these over row-major activations ``[rows, width]``; the rows are the tokens of a
-step, from all sequences, flattened. Every op names its inputs, its output and its weights, and can tell what a
-step costs. Shapes are in elements, weights are ``[out, in]``.
+A graph is a straight-line list of these over row-major activations ``[rows, width]``; the rows are the tokens
+of a step, from all sequences, flattened. Every op names its inputs, its output and its weights, and can tell
+what a step costs. Shapes are in elements, weights are ``[out, in]``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class WeightSpec(msgspec.Struct, frozen=True):
-    """A weight that a graph needs: its name (Hugging Face's), its shape, and whether a graph may do without it."""
+    """A weight that a graph needs: its name (Hugging Face's) and its shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,12 +45,11 @@ class WeightSpec(msgspec.Struct, frozen=True):
 class RopeScaling(msgspec.Struct, frozen=True):
     """How rotary frequencies are stretched beyond the trained context.
 
-    ``linear`` divides every frequency by ``factor``. ``llama3`` keeps the high ones, divides the low ones and blends
-    between (Llama 3.1). ``yarn`` is NTK-by-parts with an attention factor (arXiv 2309.00071). ``factors`` divides
-    each frequency by its own entry of ``factors``.
+    ``linear`` divides every frequency by ``factor``. ``llama3`` keeps the high ones, divides the low ones and
+    blends between (Llama 3.1). ``yarn`` is NTK-by-parts with an attention factor (arXiv 2309.00071).
     """
 
-    kind: Literal["none", "linear", "llama3", "yarn", "factors"] = "none"
+    kind: Literal["none", "linear", "llama3", "yarn"] = "none"
     factor: float = 1.0
     original_context: int = 0
     low_freq_factor: float = 1.0
@@ -58,8 +57,6 @@ class RopeScaling(msgspec.Struct, frozen=True):
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
-    factors: tuple[float, ...] = ()
-    """``rotary_dim / 2`` divisors, for kind ``factors`` (how GGUF files carry Llama 3's scaling)."""
 
 
 class KVSpec(msgspec.Struct, frozen=True):
@@ -107,7 +104,8 @@ class Linear(Op, frozen=True, tag="linear", kw_only=True):
 
 
 class RMSNorm(Op, frozen=True, tag="rms_norm", kw_only=True):
-    """``x / sqrt(mean(x^2) + eps) * (weight + weight_offset)``, over each stretch of ``width`` elements of a row.
+    """``x / sqrt(mean(x^2) + eps) * (weight + weight_offset)``, over each stretch of ``width`` elements of a
+    row.
 
     ``width`` is the row's width for a layer norm and the head's for q/k norms.
     """
@@ -138,7 +136,8 @@ class Rope(Op, frozen=True, tag="rope", kw_only=True):
 class Attention(Op, frozen=True, tag="attention", kw_only=True):
     """Causal attention of ``inputs = (q, k, v)`` over the sequence's cached rows and its own.
 
-    Writes k and v of the step's rows into the cache first. Scores are ``q.k * scale``, soft-capped if ``softcap`` > 0.
+    Writes k and v of the step's rows into the cache first. Scores are ``q.k * scale``, soft-capped if
+    ``softcap`` > 0.
     """
 
     kv: KVSpec

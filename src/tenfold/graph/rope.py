@@ -24,12 +24,6 @@ def rope_frequencies(rope: Rope) -> tuple[Frequencies, float]:
     plain = rope.theta**-exponents
     if scaling.kind == "none":
         return plain, 1.0
-    if scaling.kind == "factors":
-        if len(scaling.factors) != len(plain):
-            raise ValueError(f"rope factors: {len(scaling.factors)} given, rotary_dim / 2 is {len(plain)}")
-        if min(scaling.factors) <= 0:
-            raise ValueError(f"rope factors must be positive, one is {min(scaling.factors)}")
-        return plain / np.asarray(scaling.factors, dtype=np.float64), 1.0
     if scaling.factor <= 0:
         raise ValueError(f"rope factor must be positive, is {scaling.factor}")
     if scaling.kind == "linear":

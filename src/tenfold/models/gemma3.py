@@ -29,18 +29,13 @@ DEFAULTS: dict[str, Any] = {
 
 
 def graph(config: dict[str, Any]) -> Graph:
-    """The graph of a ``gemma3_text`` configuration, or of the text part of a ``gemma3`` one.
+    """The graph of a ``gemma3_text`` configuration.
 
     The embedding's scale is sqrt(hidden_size) in full precision, as transformers computes it in float32 (and
     llama.cpp always). Transformers in bfloat16 rounds it (25.25 for 25.298 at width 640), so its bfloat16
     logits differ a little more from these than rounding alone would make them. Raises ValueError for what is
     missing or not supported.
     """
-    if "text_config" in config:
-        outer: dict[str, Any] = {
-            key: config[key] for key in ("model_type", "tie_word_embeddings") if key in config
-        }
-        config = {**config["text_config"], **outer}
     settings = Settings(config, DEFAULTS)
     settings.only("hidden_activation", "gelu_pytorch_tanh")
     settings.only("hidden_act", "gelu_pytorch_tanh")
@@ -80,8 +75,6 @@ def graph(config: dict[str, Any]) -> Graph:
 
 def rotations(settings: Settings) -> tuple[Rotation, Rotation]:
     """Rope of the full and of the sliding layers. Old configurations scale only the full layers."""
-    if settings.get("rope_freq_factors") is not None:
-        raise ValueError(f"{settings.family}: rope_freq_factors is not supported")
     nested = settings.get("rope_parameters") or {}
     if strange := sorted(nested.keys() - {"full_attention", "sliding_attention"}):
         raise ValueError(

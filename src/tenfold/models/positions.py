@@ -38,25 +38,15 @@ KEYS: dict[str, set[str]] = {
 
 
 def rotation(settings: Settings) -> Rotation:
-    """The rotary embedding of a model that has one for all layers.
-
-    ``rope_freq_factors`` (GGUF's tensor ``rope_freqs``) divides each frequency by its own number.
-    """
+    """The rotary embedding of a model that has one for all layers."""
     parameters = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
     if not isinstance(parameters, dict):
         raise ValueError(f"{settings.family}: rope parameters must be a table, are {parameters!r}")
     theta = parameters.get("rope_theta", settings.get("rope_theta"))
-    result = Rotation(
+    return Rotation(
         positive_number(settings.family, "rope_theta", 10000.0 if theta is None else theta),
         parse_scaling(settings, parameters),
     )
-    factors = settings.get("rope_freq_factors")
-    if factors is None:
-        return result
-    if result.scaling.kind != "none":
-        raise ValueError(f"{settings.family}: rope_freq_factors together with rope {result.scaling.kind}")
-    numbers = tuple(positive_number(settings.family, "rope_freq_factors", value) for value in factors)
-    return Rotation(result.theta, RopeScaling(kind="factors", factors=numbers))
 
 
 def parse_scaling(settings: Settings, parameters: Mapping[str, Any]) -> RopeScaling:

@@ -13,7 +13,6 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], Graph]] = {
     "mistral": llama.mistral,
     "qwen2": qwen.qwen2,
     "qwen3": qwen.qwen3,
-    "gemma3": gemma3.graph,
     "gemma3_text": gemma3.graph,
 }
 """Every model_type that can be run, and the function that makes its graph."""

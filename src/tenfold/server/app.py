@@ -1,31 +1,27 @@
-"""The HTTP endpoints, as a bare ASGI application: what costs time once a token is written out here."""
+"""The HTTP endpoints, as a bare ASGI application: routes, bodies, prompts."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from tenfold.config import PAGE_ROWS
+from tenfold.limits import PromptTooLong, RequestError, check_prompt
 from tenfold.protocol import EnginePlan, Request
-from tenfold.server.errors import ApiError, broken, invalid
+from tenfold.server.errors import ApiError, invalid
+from tenfold.server.exchange import Exchange, Receive, Scope, Send, answer, answer_error
 from tenfold.server.flights import ClientGone, Flight, Flights
 from tenfold.server.metrics import Metrics
-from tenfold.server.output import Output, Piece
+from tenfold.server.output import Output
 from tenfold.server.requests import ApiRequest, parse_chat, parse_completion
-from tenfold.server.shapes import DONE, ChatShape, CompletionShape, Shape, event, usage
+from tenfold.server.shapes import ChatShape, CompletionShape, Shape
 from tenfold.server.text import Text
-
-log = logging.getLogger("tenfold.requests")
-
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 LONG_TEXT = 1 << 14
 """Characters; a longer prompt is tokenized in a thread, so that streams do not stand still meanwhile."""
@@ -70,7 +66,7 @@ class App:
         try:
             if path in self._posts:
                 _check_method(method, ("POST",))
-                await _Exchange(self, request_id, self._posts[path], receive, send).run(scope)
+                await Exchange(self, request_id, self._posts[path], receive, send).run(scope)
                 return
             if path.startswith("/v1/models/"):
                 _check_method(method, ("GET", "HEAD"))
@@ -82,9 +78,9 @@ class App:
                 known = ", ".join([*self._posts, *self._gets])
                 raise ApiError(404, f"there is nothing at {path}; there is: {known}", code="not_found")
         except ApiError as error:
-            await _answer_error(send, request_id, error)
+            await answer_error(send, request_id, error)
             return
-        await _answer(send, request_id, status, body, kind)
+        await answer(send, request_id, status, body, kind)
 
     def _ready(self) -> tuple[int, bytes, str]:
         reason = self._flights.not_ready()
@@ -135,24 +131,28 @@ class App:
 
     async def tokenize(self, parsed: ApiRequest) -> tuple[int, ...]:
         """The prompt's tokens. Raises ApiError when there are too many or none, or the template refuses."""
+        where = parsed.prompt_field
         if parsed.token_ids is not None:
             ids: tuple[int, ...] = parsed.token_ids
         else:
             try:
                 ids = tuple(await self._encode(parsed))
             except ValueError as error:
-                raise invalid("messages" if parsed.messages else "prompt", str(error)) from None
-        if not ids:
-            raise invalid("prompt", "the prompt has no tokens; it must have at least one")
-        most = self._plan.max_context
-        wanted = parsed.params.max_tokens
-        if len(ids) >= most or len(ids) + (wanted or 0) > most:
-            asked = f" and {wanted} tokens were asked for" if wanted else ""
-            raise invalid(
-                "messages" if parsed.messages else "prompt",
-                f"the prompt has {len(ids)} tokens{asked}; the context of this model is {most} tokens",
-                code="context_length_exceeded",
-            )
+                raise invalid(where, str(error)) from None
+        plan = self._plan
+        try:
+            check_prompt(ids, 0, plan.vocab_size, plan.max_context, plan.kv_pages * PAGE_ROWS)
+            wanted = parsed.params.max_tokens or 0
+            if len(ids) + wanted > plan.max_context:
+                raise PromptTooLong(
+                    "prompt",
+                    f"has {len(ids)} tokens and {wanted} were asked for; the model's context is "
+                    f"{plan.max_context}. Shorten the prompt, or lower max_tokens",
+                )
+        except PromptTooLong as error:
+            raise invalid(where, str(error), code="context_length_exceeded") from None
+        except RequestError as error:
+            raise invalid(where, str(error)) from None
         return ids
 
     async def _encode(self, parsed: ApiRequest) -> list[int]:
@@ -198,164 +198,6 @@ class App:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         return tuple(self._text.tokenizer.eos_token_ids)
-
-
-class _Exchange:
-    """One completion request and its answer."""
-
-    def __init__(self, app: App, id: str, chat: bool, receive: Receive, send: Send) -> None:
-        self._app = app
-        self._id = id
-        self._chat = chat
-        self._receive = receive
-        self._send = send
-        self._began = time.monotonic()
-        self._headers_sent = False
-
-    async def run(self, scope: Scope) -> None:
-        app = self._app
-        try:
-            parsed = app.parse(self._chat, await app.read_body(scope, self._receive))
-            prompt = await app.tokenize(parsed)
-            # The client's id may be used twice; the engine's must not be.
-            request = Request(
-                id=f"{self._id}-{secrets.token_hex(4)}",
-                prompt=prompt,
-                params=parsed.params,
-                eos_token_ids=app.eos_token_ids,
-            )
-            flight = app.submit(request)
-        except ApiError as error:
-            app.metrics.rejected[str(error.status)] += 1
-            log.info("%s refused: %d %s", self._id, error.status, error.message)
-            await _answer_error(self._send, self._id, error)
-            return
-        except ClientGone:
-            return
-        output, shape = app.open(self._chat, parsed, self._id)
-        watcher = asyncio.create_task(self._watch(flight))
-        finish = "error"
-        try:
-            try:
-                if parsed.stream:
-                    await self._stream(flight, output, shape, parsed.include_usage)
-                else:
-                    await self._whole(flight, output, shape)
-                finish = output.finish or "error"
-            except ClientGone:
-                finish = "abort"
-            except ApiError as error:
-                log.error("%s failed: %s", self._id, error.message)
-                await self._fail(error)
-        finally:
-            watcher.cancel()
-            app.release(flight)
-            self._account(flight, output, finish)
-
-    async def _watch(self, flight: Flight) -> None:
-        """Cancels the flight as soon as the client hangs up."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._app.cancel(flight)
-
-    async def _next(self, flight: Flight, output: Output) -> Piece:
-        piece = output.push(await flight.next())
-        if output.finish is None:
-            return piece
-        self._app.release(flight)  # after a stop string the engine is still at work
-        if output.finish in ("error", "abort"):
-            raise broken(output.error or f"the engine ended the request: {output.finish}")
-        return piece
-
-    async def _stream(self, flight: Flight, output: Output, shape: Shape, include_usage: bool) -> None:
-        piece = await self._next(flight, output)
-        # Only now, so that a request that fails before its first token gets a proper status.
-        self._headers_sent = True
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-            (b"x-request-id", self._id.encode()),
-        ]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        data = shape.opening() + shape.delta(piece)
-        while output.finish is None:
-            if data:
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
-            data = shape.delta(await self._next(flight, output))
-        data += shape.closing(output.finish)
-        if include_usage:
-            data += shape.usage_event(_usage(flight, output))
-        await self._send({"type": "http.response.body", "body": data + DONE})
-
-    async def _whole(self, flight: Flight, output: Output, shape: Shape) -> None:
-        whole = Piece()
-        texts = []
-        while output.finish is None:
-            piece = await self._next(flight, output)
-            texts.append(piece.text)
-            whole.tokens += piece.tokens
-            whole.logprobs += piece.logprobs
-        whole.text = "".join(texts)
-        body = shape.whole(whole, output.finish, _usage(flight, output))
-        await _answer(self._send, self._id, 200, body, "application/json")
-
-    async def _fail(self, error: ApiError) -> None:
-        if self._headers_sent:  # an error event, and no [DONE]: nobody must take it for a complete answer
-            await self._send({"type": "http.response.body", "body": event(error.body())})
-        else:
-            await _answer_error(self._send, self._id, error)
-
-    def _account(self, flight: Flight, output: Output, finish: str) -> None:
-        now = time.monotonic()
-        prompt = len(flight.request.prompt)
-        cached = output.cached_tokens or 0
-        metrics = self._app.metrics
-        metrics.finished[finish] += 1
-        metrics.duration.observe(now - self._began)
-        if output.cached_tokens is not None:
-            metrics.prompt_tokens += prompt
-            metrics.cached_tokens += cached
-        ttft = rate = "-"
-        if flight.first_at is not None:
-            ttft = f"{(flight.first_at - self._began) * 1e3:.0f}"
-            if flight.last_at > flight.first_at:
-                rate = f"{(len(flight.tokens) - 1) / (flight.last_at - flight.first_at):.1f}"
-        log.info(
-            "%s %s prompt=%d cached=%d new=%d queue_ms=%s ttft_ms=%s tokens=%d tok/s=%s deaths=%d finish=%s",
-            self._id,
-            "chat" if self._chat else "completion",
-            prompt,
-            cached,
-            prompt - cached,
-            "-" if output.queue_ms is None else f"{output.queue_ms:.0f}",
-            ttft,
-            output.completion_tokens,
-            rate,
-            flight.deaths,
-            finish,
-        )
-
-
-def _usage(flight: Flight, output: Output) -> dict[str, Any]:
-    return usage(len(flight.request.prompt), output.completion_tokens, output.cached_tokens or 0)
-
-
-async def _answer(
-    send: Send, id: str, status: int, body: bytes, kind: str, extra: tuple[tuple[str, str], ...] = ()
-) -> None:
-    headers = [
-        (b"content-type", kind.encode()),
-        (b"content-length", str(len(body)).encode()),
-        (b"x-request-id", id.encode()),
-        *((name.encode(), value.encode()) for name, value in extra),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _answer_error(send: Send, id: str, error: ApiError) -> None:
-    await _answer(send, id, error.status, error.body(), "application/json", error.headers)
 
 
 def _check_method(method: str, allowed: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tenfold.limits import Range
 from tenfold.server.errors import ApiError, invalid
 
 
@@ -27,22 +28,15 @@ class Fields:
         self._taken.add(name)
         return self._data.get(name)
 
-    def number(self, name: str, default: float, low: float, high: float, *, above: bool = False) -> float:
-        """A number from ``low`` to ``high``; with ``above`` it must be greater than ``low``."""
+    def number(self, name: str, default: float, range: Range) -> float:
+        """A number in the range."""
         value = self.take(name)
-        if value is None:
-            return default
-        if not _is_number(value) or not low <= value <= high or (above and value == low):
-            bounds = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
-            raise invalid(name, f"{name} is {show(value)}; it must be a number {bounds}")
-        return float(value)
+        return default if value is None else check_number(name, value, range)
 
-    def integer(self, name: str, low: int, high: int) -> int | None:
-        """An integer from ``low`` to ``high``, or None."""
+    def integer(self, name: str, range: Range) -> int | None:
+        """An integer in the range, or None."""
         value = self.take(name)
-        if value is None:
-            return None
-        return check_integer(name, value, low, high)
+        return None if value is None else check_integer(name, value, range)
 
     def boolean(self, name: str) -> bool:
         """A boolean, False by default."""
@@ -75,17 +69,17 @@ class Fields:
                 raise invalid(name, f"unknown field {name}", code="unknown_parameter")
 
 
-def check_integer(name: str, value: Any, low: int, high: int) -> int:
+def check_integer(name: str, value: Any, range: Range) -> int:
     """``value`` if it is an integer in the range."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise invalid(name, f"{name} is {show(value)}; it must be an integer from {low} to {high}")
+    if isinstance(value, bool) or not isinstance(value, int) or value not in range:
+        raise invalid(name, f"{name} is {show(value)}; it must be an integer {range}")
     return value
 
 
-def check_number(name: str, value: Any, low: float, high: float) -> float:
+def check_number(name: str, value: Any, range: Range) -> float:
     """``value`` if it is a number in the range."""
-    if not _is_number(value) or not low <= value <= high:
-        raise invalid(name, f"{name} is {show(value)}; it must be a number from {low:g} to {high:g}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or value not in range:
+        raise invalid(name, f"{name} is {show(value)}; it must be a number {range}")
     return float(value)
 
 
@@ -93,7 +87,3 @@ def show(value: Any) -> str:
     """A value for an error message: JSON, cut when it is long."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -15,7 +15,7 @@ from collections import deque
 import msgspec
 
 from tenfold.protocol import Abort, Chunk, Chunks, EnginePlan, EngineSettings, Generate, Refused, Request
-from tenfold.server.errors import ApiError, broken, unavailable
+from tenfold.server.errors import ApiError, broken, invalid, unavailable
 from tenfold.server.metrics import Metrics
 from tenfold.server.supervisor import Supervisor
 from tenfold.worker.process import ENGINE_BUILDER
@@ -194,7 +194,7 @@ class Flights:
         if isinstance(message, Refused):
             flight = self._flights.get(message.id)
             if flight is not None:
-                self._end(flight, ApiError(400, message.error))
+                self._end(flight, invalid(message.field, message.error))
             return
         if message.load is not None:
             self._metrics.load = message.load

@@ -67,7 +67,7 @@ class Metrics(Collector):
         self.finished: Counter[str] = Counter()
         """Ended requests by finish reason: stop, length, abort, error."""
         self.rejected: Counter[str] = Counter()
-        """Requests refused at the door by HTTP status."""
+        """Requests that never began, by HTTP status."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generated_tokens = 0
@@ -95,7 +95,7 @@ class Metrics(Collector):
         """For Prometheus' registry."""
         load = self.load
         yield _labelled("tenfold_requests", "Ended requests", "finish", self.finished)
-        yield _labelled("tenfold_requests_rejected", "Requests refused at the door", "status", self.rejected)
+        yield _labelled("tenfold_requests_rejected", "Requests that never began", "status", self.rejected)
         for name, help, count in (
             ("prompt_tokens", "Prompt tokens of requests that began", self.prompt_tokens),
             ("cached_prompt_tokens", "Prompt tokens that were in the cache", self.cached_tokens),

@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 
+from tenfold.limits import MAX_LOGPROBS, RANGES, Range
 from tenfold.protocol import SamplingParams
 from tenfold.server.errors import ApiError, invalid
 from tenfold.server.fields import Fields, check_integer, check_number, show
 
 MAX_STOPS = 16
-MAX_TOP_LOGPROBS = 20
+TEMPERATURE = msgspec.structs.replace(RANGES["temperature"], high=2.0)
+"""The engine takes higher ones; OpenAI's API does not."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -27,13 +29,18 @@ class ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
 
+    @property
+    def prompt_field(self) -> str:
+        """The field that the prompt came in."""
+        return "prompt" if self.messages is None else "messages"
+
 
 def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """The body of ``/v1/chat/completions``. Raises `ApiError`."""
     fields = _fields(body, models)
     messages = _messages(fields.take("messages"))
     wanted = fields.boolean("logprobs")
-    top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    top = fields.integer("top_logprobs", _logprobs_range(vocab_size))
     if top is not None and not wanted:
         raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
     max_tokens = _max_tokens(fields, "max_completion_tokens", "max_tokens")
@@ -52,7 +59,7 @@ def parse_completion(body: bytes, models: tuple[str, ...], vocab_size: int) -> A
     """The body of ``/v1/completions``. Raises `ApiError`."""
     fields = _fields(body, models)
     text, token_ids = _prompt(fields.take("prompt"), vocab_size)
-    logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
+    logprobs = fields.integer("logprobs", _logprobs_range(vocab_size))
     max_tokens = _max_tokens(fields, "max_tokens")
     fields.only("echo", (False,), "the prompt is not echoed")
     fields.only("best_of", (1,), "only best_of = 1 is supported")
@@ -110,16 +117,16 @@ def _params(fields: Fields, vocab_size: int, max_tokens: int | None, logprobs: i
     fields.only("store", (False,), "nothing is stored")
     fields.only("metadata", ({},), "nothing is stored")
     fields.only("service_tier", ("auto", "default"), "there is one tier")
-    seed = fields.integer("seed", -(1 << 63), (1 << 63) - 1)
+    seed = fields.integer("seed", RANGES["seed"])
     return SamplingParams(
-        temperature=fields.number("temperature", 1.0, 0, 2),
-        top_p=fields.number("top_p", 1.0, 0, 1, above=True),
+        temperature=fields.number("temperature", 1.0, TEMPERATURE),
+        top_p=fields.number("top_p", 1.0, RANGES["top_p"]),
         # -1 is how vLLM's clients say "off".
-        top_k=max(0, fields.integer("top_k", -1, vocab_size) or 0),
-        min_p=fields.number("min_p", 0.0, 0, 1),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, 0, 10, above=True),
-        presence_penalty=fields.number("presence_penalty", 0.0, -2, 2),
-        frequency_penalty=fields.number("frequency_penalty", 0.0, -2, 2),
+        top_k=max(0, fields.integer("top_k", Range(-1, vocab_size, "0 and -1 are off")) or 0),
+        min_p=fields.number("min_p", 0.0, RANGES["min_p"]),
+        repetition_penalty=fields.number("repetition_penalty", 1.0, RANGES["repetition_penalty"]),
+        presence_penalty=fields.number("presence_penalty", 0.0, RANGES["presence_penalty"]),
+        frequency_penalty=fields.number("frequency_penalty", 0.0, RANGES["frequency_penalty"]),
         logit_bias=_logit_bias(fields.take("logit_bias"), vocab_size),
         # Drawn here and not in the worker, so that another worker can carry on with the same noise.
         seed=secrets.randbits(63) if seed is None else seed & ((1 << 64) - 1),
@@ -131,8 +138,13 @@ def _params(fields: Fields, vocab_size: int, max_tokens: int | None, logprobs: i
     )
 
 
+def _logprobs_range(vocab_size: int) -> Range:
+    return Range(0, min(MAX_LOGPROBS, vocab_size))
+
+
 def _max_tokens(fields: Fields, *names: str) -> int | None:
-    given = {name: value for name in names if (value := fields.integer(name, 1, 1 << 31)) is not None}
+    range = RANGES["max_tokens"]
+    given = {name: value for name in names if (value := fields.integer(name, range)) is not None}
     if len(set(given.values())) > 1:
         raise invalid(names[0], f"{' and '.join(given)} differ; give one of them")
     return next(iter(given.values()), None)
@@ -155,7 +167,8 @@ def _token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
         return ()
     if not isinstance(value, list):
         raise invalid(name, f"{name} is {show(value)}; it must be a list of token ids")
-    return tuple(check_integer(f"{name}[{i}]", item, 0, vocab_size - 1) for i, item in enumerate(value))
+    ids = Range(0, vocab_size - 1)
+    return tuple(check_integer(f"{name}[{i}]", item, ids) for i, item in enumerate(value))
 
 
 def _logit_bias(value: Any, vocab_size: int) -> dict[int, float]:
@@ -170,7 +183,7 @@ def _logit_bias(value: Any, vocab_size: int) -> dict[int, float]:
                 "logit_bias",
                 f"logit_bias has the key {show(key)}; keys must be token ids from 0 to {vocab_size - 1}",
             )
-        bias[int(key)] = check_number(f"logit_bias[{key}]", number, -100, 100)
+        bias[int(key)] = check_number(f"logit_bias[{key}]", number, RANGES["logit_bias"])
     return bias
 
 

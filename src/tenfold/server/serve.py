@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import signal
@@ -39,7 +40,7 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket; the port is taken before anything is loaded. Raises OSError."""
+    """A bound socket; the port is taken before anything is loaded. Raises OSError that says what to do."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -47,9 +48,13 @@ def bind(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
     except OSError as error:
         sock.close()
-        raise OSError(
-            error.errno, f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
-        ) from None
+        # With one argument OSError is its message: no [Errno ...] in front of it.
+        if error.errno == errno.EADDRINUSE:
+            raise OSError(
+                f"port {port} of {host} is in use; choose another with --port (0: any free one)"
+            ) from None
+        reason = error.strerror or str(error)
+        raise OSError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from None
     return sock
 
 

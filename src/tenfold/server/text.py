@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from tenfold.checkpoint.control_names import ControlNames
 
 
 class Tokens(Protocol):
@@ -47,19 +49,28 @@ class Text:
     """None: the model comes without a chat template."""
     stream: Callable[[tuple[str, ...]], Stream]
     """A new stream that ends at any of the given stop strings."""
+    control_names: ControlNames = field(default_factory=lambda: ControlNames(()))
+    """What must not become a token where it stands in a message."""
 
     def encode_prompt(self, text: str) -> list[int]:
         """A raw prompt: special tokens written in it are taken as such."""
         return self.tokenizer.encode(text, add_special_tokens=True, parse_special=True)
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """A conversation, ready for the answer. Raises ValueError when the template refuses it."""
+        """A conversation, ready for the answer. Names of control tokens in it are plain text.
+
+        Raises ValueError when the template refuses it.
+        """
         if self.template is None:
             raise ValueError("this model has no chat template; use /v1/completions (or generate with --raw)")
-        # The template writes the special tokens itself.
-        return self.tokenizer.encode(
-            self.template.render(messages), add_special_tokens=False, parse_special=True
-        )
+        marked, mark = self.control_names.mark(messages)
+        rendered = self.template.render(marked)
+        # The template writes the special tokens itself, and only the template.
+        return [
+            token
+            for piece in rendered.split(mark)
+            for token in self.tokenizer.encode(piece, add_special_tokens=False, parse_special=True)
+        ]
 
 
 def load_text(path: str) -> Text:
@@ -79,4 +90,6 @@ def load_text(path: str) -> Text:
             template = ChatTemplate.from_gguf_metadata(checkpoint.metadata, tokenizer.named_tokens)
         finally:
             checkpoint.close()
-    return Text(tokenizer, template, lambda stop: TextStream(tokenizer, stop))
+    control = {tokenizer.token_bytes(token) for token in (*tokenizer.special_ids, *tokenizer.eos_token_ids)}
+    names = ControlNames(name.decode("utf-8", errors="replace") for name in control)
+    return Text(tokenizer, template, lambda stop: TextStream(tokenizer, stop), names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tenfold.backends.base import CompileOptions, ProgramInfo
-from tenfold.backends.native import NativeBackend
+from tenfold.backends.native import NativeBackend, resolve_kv_format
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
 from tenfold.config import PAGE_ROWS, available_memory, plan_kv
@@ -14,9 +14,10 @@ from tenfold.models.registry import build_graph
 from tenfold.protocol import EngineSettings
 
 
-def kv_page_bytes(graph: Graph, format: str) -> int:
-    """Memory of a page: K and V of all layers, in BF16, or in F32 when everything is."""
-    return sum(2 * kv.heads * kv.head_dim for kv in graph.kv) * PAGE_ROWS * (4 if format == "f32" else 2)
+def kv_page_bytes(graph: Graph, kv_format: str) -> int:
+    """Bytes of a page in ``bf16``, ``f32`` or ``q8`` (a scale per row and head): K and V of all layers."""
+    element, extra = {"bf16": (2, 0), "f32": (4, 0), "q8": (1, 4)}[kv_format]
+    return sum(2 * kv.heads * (kv.head_dim * element + extra) for kv in graph.kv) * PAGE_ROWS
 
 
 def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
@@ -31,7 +32,7 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
         pages = plan_kv(
             settings.kv_memory_bytes,
             available_memory(),
-            kv_page_bytes(graph, settings.format),
+            kv_page_bytes(graph, resolve_kv_format(settings.kv_format, settings.format)),
             graph.max_context,
             settings.max_running,
         )
@@ -42,6 +43,7 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
                 threads=settings.threads,
                 isa=settings.isa,  # type: ignore[arg-type]  # the backend names what it does not know
                 format=settings.format,  # type: ignore[arg-type]
+                kv_format=settings.kv_format,  # type: ignore[arg-type]
                 max_rows=settings.max_batch_tokens,
                 max_logit_rows=settings.max_running,
                 kv_pages=pages,

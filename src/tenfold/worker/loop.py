@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+from tenfold.limits import RequestError
 from tenfold.protocol import (
     Abort,
     Chunk,
@@ -21,12 +22,16 @@ from tenfold.worker.framing import Channel
 LOAD_INTERVAL_S = 0.1
 """A load snapshot is sent no more often than this while the engine works."""
 
+CHUNK_INTERVAL_S = 0.005
+"""Tokens of steps that are quicker than this travel together: each message wakes the front, which shares the
+machine's cores with the engine. First and last tokens of a request never wait."""
+
 
 class EngineLike(Protocol):
     """What the loop needs of an engine; `tenfold.engine.engine.Engine` is one."""
 
     def add(self, request: Request) -> None:
-        """Raises ValueError (the engine's RequestError) for a request that it cannot serve."""
+        """Raises RequestError for a request that it cannot serve."""
         ...
 
     def abort(self, id: str) -> bool: ...
@@ -45,13 +50,16 @@ class WorkerLoop:
     """Drives one engine from one channel, in one thread.
 
     While there is work it never waits for messages; when there is none it checks the engine's books, reports
-    its load and sleeps on the socket. A step's chunks travel in a single message: the front wakes up once.
+    its load and sleeps on the socket. Chunks of a step, and of quick steps, travel in one message: the front
+    wakes up once.
     """
 
     def __init__(self, engine: EngineLike, channel: Channel) -> None:
         self._engine = engine
         self._channel = channel
         self._load_due = 0.0
+        self._held: list[Chunk] = []
+        self._sent_at = 0.0
 
     def run(self) -> None:
         """Returns after Shutdown. Raises EOFError when the front is gone."""
@@ -74,8 +82,8 @@ class WorkerLoop:
         if isinstance(message, Generate):
             try:
                 self._engine.add(message.request)
-            except ValueError as error:
-                self._channel.send(Refused(id=message.request.id, error=str(error)))
+            except RequestError as error:
+                self._channel.send(Refused(id=message.request.id, error=str(error), field=error.field))
         elif isinstance(message, Abort):
             self._engine.abort(message.id)
         else:
@@ -83,9 +91,15 @@ class WorkerLoop:
 
     def _publish(self, chunks: list[Chunk]) -> None:
         now = time.monotonic()
+        self._held += chunks
+        urgent = any(chunk.finish is not None or chunk.cached_tokens is not None for chunk in chunks)
+        if not urgent and now < self._sent_at + CHUNK_INTERVAL_S:
+            return
         load = None
         if now >= self._load_due:
             load = self._engine.load()
             self._load_due = now + LOAD_INTERVAL_S
-        if chunks or load is not None:
-            self._channel.send(Chunks(chunks=tuple(chunks), load=load))
+        if self._held or load is not None:
+            self._channel.send(Chunks(chunks=tuple(self._held), load=load))
+            self._held = []
+            self._sent_at = now

@@ -44,11 +44,13 @@ def plan_of(settings: EngineSettings, info: Any, load_ms: float) -> EnginePlan:
     return EnginePlan(
         backend=info.backend,
         threads=info.threads,
+        threads_why=info.threads_why,
         isa=info.isa,
         isa_why=info.isa_why,
         vocab_size=info.vocab_size,
         max_context=info.max_context,
         kv_pages=info.kv_pages,
+        kv_format=info.kv_format,
         page_bytes=info.page_bytes,
         weight_bytes=info.weight_bytes,
         format_bytes=format_bytes,

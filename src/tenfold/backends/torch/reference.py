@@ -68,6 +68,7 @@ class TorchBackend:
         info = ProgramInfo(
             backend=self.name,
             threads=torch.get_num_threads(),
+            threads_why="as asked for" if options.threads else "torch's own number",
             isa="portable",
             isa_why="torch chooses its own kernels",
             max_rows=options.max_rows,
@@ -75,6 +76,7 @@ class TorchBackend:
             vocab_size=graph.vocab_size,
             max_context=graph.max_context,
             kv_pages=options.kv_pages,
+            kv_format="bf16" if self._kv_bf16 else str(self._dtype).removeprefix("torch."),
             page_bytes=sum(pool[0].numel() * pool.element_size() for pool in pools),
             weight_bytes=sum(report.bytes for report in reports),
             weights=tuple(reports),

@@ -1,0 +1,254 @@
+"""500 requests against a real `tenfold serve`; clients hang up at random, the worker is killed twice.
+
+    python benchmarks/chaos.py
+    python benchmarks/chaos.py --model model.gguf --requests 2000 --seed 7
+
+Checked: every request whose client stayed ends in exactly one way, with a finish reason or one error; 50 of
+the answers are what the same request gives when it is sent alone afterwards; at the end nothing runs, nothing
+waits, every page is free, and the worker was started again as often as it was killed. Prints JSON; the exit
+code is 1 when something is violated. Linux only: the worker is found in /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from typing import Any
+
+import httpx
+
+from tenfold.bench.prompts import questions
+from tenfold.bench.script import run_script
+from tenfold.bench.server import Server
+from tenfold.checkpoint.locate import locate
+from tenfold.checkpoint.open import open_checkpoint
+from tenfold.models.registry import build_graph
+from tenfold.worker.build import kv_page_bytes
+
+KILLS = 2
+CONCURRENCY = 32
+SAMPLE = 50
+RUNNING = 16
+"""Fewer at once than there are clients, so that requests wait."""
+PAGES = 100
+"""Enough for the prompts of so many requests, but not for their answers: some are put back."""
+SETTLE_S = 15.0
+PATH = "/v1/chat/completions"
+
+
+class Violation(Exception):
+    """An answer that breaks a promise."""
+
+
+class Run:
+    """All requests, how each ended, and the answers of those that were served."""
+
+    def __init__(self, server: Server, requests: int, seed: int) -> None:
+        self._server = server
+        self._rng = random.Random(seed)
+        self._bodies = [self._body(messages) for messages in questions(requests, excerpt=150)]
+        self.ends: Counter[str] = Counter()
+        self.answers: dict[int, tuple[str, str]] = {}
+        """Text and finish reason by request."""
+        self.violations: list[str] = []
+        self.killed_while_running: list[int] = []
+
+    def _body(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+        return {
+            "messages": messages,
+            "seed": self._rng.randrange(2**31),
+            "temperature": self._rng.choice((0.0, 0.7, 1.0)),
+            "max_tokens": self._rng.randint(1, 128),
+            "stream": self._rng.random() < 0.6,
+        }
+
+    async def storm(self) -> None:
+        """Sends everything, at most `CONCURRENCY` at once, and kills the worker on the way."""
+        gate = asyncio.Semaphore(CONCURRENCY)
+        async with _client(self._server) as http:
+            killing = asyncio.create_task(self._kill())
+            leaves = [self._rng.random() * 2 if self._rng.random() < 0.35 else None for _ in self._bodies]
+            await asyncio.gather(*(self._one(http, gate, index, at) for index, at in enumerate(leaves)))
+            killing.cancel()
+
+    async def _one(
+        self, http: httpx.AsyncClient, gate: asyncio.Semaphore, index: int, leaves_after: float | None
+    ) -> None:
+        async with gate:
+            try:
+                end = await asyncio.wait_for(self._send(http, index), leaves_after)
+            except asyncio.TimeoutError:
+                end = "left"
+            except (httpx.HTTPError, Violation) as error:
+                end = "violation"
+                self.violations.append(f"request {index}: {type(error).__name__}: {error}")
+            self.ends[end] += 1
+
+    async def _send(self, http: httpx.AsyncClient, index: int) -> str:
+        body = self._bodies[index]
+        text, end = await (read_stream if body["stream"] else read_whole)(http, body)
+        if end.startswith("error"):
+            return end
+        self.answers[index] = text, end
+        return "served"
+
+    async def _kill(self) -> None:
+        """SIGKILL after a third and after two thirds of the requests, while the engine is at work."""
+        for number in range(KILLS):
+            while sum(self.ends.values()) < (number + 1) * len(self._bodies) // (KILLS + 1):
+                await asyncio.sleep(0.02)
+            while True:
+                pid = self._server.worker_pid()
+                running = (await asyncio.to_thread(self._server.metrics))["requests_running"]
+                if pid is not None and running > 0:
+                    break
+                await asyncio.sleep(0.02)
+            os.kill(pid, signal.SIGKILL)
+            self.killed_while_running.append(int(running))
+
+    async def repeat(self) -> int:
+        """Sends a sample of the served requests again, one at a time; returns of how many."""
+        sample = self._rng.sample(sorted(self.answers), min(SAMPLE, len(self.answers)))
+        async with _client(self._server) as http:
+            for index in sample:
+                body = {**self._bodies[index], "stream": False}
+                again = await read_whole(http, body)
+                if again != self.answers[index]:
+                    self.violations.append(
+                        f"request {index}: {self.answers[index]!r} in the storm, {again!r} alone"
+                    )
+        return len(sample)
+
+    def settle(self) -> dict[str, float]:
+        """Waits until the server is at rest, and returns its metrics; what is left over is a violation."""
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            metrics = self._server.metrics()
+            left = {
+                "requests_in_flight": metrics["requests_in_flight"],
+                "requests_running": metrics["requests_running"],
+                "requests_waiting": metrics["requests_waiting"],
+                "kv_pages not free": metrics["kv_pages_total"] - metrics["kv_pages_free"],
+            }
+            # Between two workers there are no pages at all.
+            if metrics["kv_pages_total"] and not any(left.values()):
+                break
+            if time.monotonic() > deadline:
+                self.violations.append(f"{SETTLE_S:g} s after the end there are {left}")
+                break
+            time.sleep(0.05)
+        if metrics["worker_restarts_total"] != KILLS or len(self.killed_while_running) != KILLS:
+            self.violations.append(
+                f"the worker was killed {len(self.killed_while_running)} times, "
+                f"and started again {metrics['worker_restarts_total']:g} times"
+            )
+        return metrics
+
+
+async def read_whole(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
+    """Text and end of an answer in one piece: its finish reason or ``error`` with the status."""
+    response = await http.post(PATH, json=body)
+    found = response.json()
+    if response.status_code != 200:
+        if set(found) != {"error"}:
+            raise Violation(f"status {response.status_code} with {found}")
+        return "", f"error {response.status_code}"
+    (choice,) = found["choices"]
+    if choice["finish_reason"] not in ("stop", "length"):
+        raise Violation(f"finish reason {choice['finish_reason']}")
+    return choice["message"]["content"], choice["finish_reason"]
+
+
+async def read_stream(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
+    """The same of a stream."""
+    texts: list[str] = []
+    ends: list[str] = []
+    async with http.stream("POST", PATH, json=body) as response:
+        if response.status_code != 200:
+            await response.aread()
+            if set(response.json()) != {"error"}:
+                raise Violation(f"status {response.status_code} with {response.text[:200]}")
+            return "", f"error {response.status_code}"
+        async for line in response.aiter_lines():
+            if not line:
+                continue
+            if line == "data: [DONE]":
+                ends.append("done")
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                ends.append("error")
+                continue
+            for choice in event["choices"]:
+                if ends:
+                    raise Violation(f"text after {ends}")
+                texts.append(choice["delta"].get("content") or "")
+                if choice["finish_reason"]:
+                    ends.append(choice["finish_reason"])
+    if ends == ["error"]:
+        return "".join(texts), "error event"
+    if ends not in (["stop", "done"], ["length", "done"]):
+        raise Violation(f"the stream ended with {ends}")
+    return "".join(texts), ends[0]
+
+
+def small_memory(model: str) -> int:
+    """KV memory of `PAGES` pages."""
+    checkpoint = open_checkpoint(locate(model))
+    try:
+        return PAGES * kv_page_bytes(build_graph(checkpoint.config), "bf16")
+    finally:
+        checkpoint.close()
+
+
+def _client(server: Server) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=server.url, timeout=120, trust_env=False)
+
+
+def main() -> int:
+    """Runs the storm and prints what came of it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2", help="a GGUF file, a folder, or a known name")
+    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1, help="of requests and of when clients leave")
+    options = parser.parse_args()
+    if options.requests < 1:
+        parser.error("--requests: must be positive")
+    memory = small_memory(options.model)
+    with Server(options.model, "--max-running", str(RUNNING), "--kv-memory", str(memory)) as server:
+        run = Run(server, options.requests, options.seed)
+        began = time.perf_counter()
+        asyncio.run(run.storm())
+        storm_s = time.perf_counter() - began
+        compared = asyncio.run(run.repeat())
+        metrics = run.settle()
+    if sum(run.ends.values()) != options.requests:
+        run.violations.append(f"{sum(run.ends.values())} requests ended")
+    report = {
+        "model": options.model,
+        "requests": options.requests,
+        "seed": options.seed,
+        "storm_s": round(storm_s, 1),
+        "ends": dict(run.ends),
+        "running_when_killed": run.killed_while_running,
+        "compared_with_alone": compared,
+        "preemptions": metrics["preemptions_total"],
+        "worker_restarts": metrics["worker_restarts_total"],
+        "kv_pages_free": metrics["kv_pages_free"],
+        "kv_pages_total": metrics["kv_pages_total"],
+        "violations": run.violations,
+    }
+    print(json.dumps(report, indent=2))
+    return int(bool(run.violations))
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,499 @@
+// The core without Python, to be run under sanitizers (run_sanitizers.sh): every format, ISA level and team size
+// through steps of all shapes, and batches that lie. What is computed is tested in tests/backends; here it must be
+// equal however it is computed, and touch nothing that is not its own.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "bandwidth.h"
+#include "cpu.h"
+#include "program.h"
+
+using namespace tenfold;
+
+namespace {
+
+#define CHECK(condition)                                                                 \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
+      std::fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
+      std::exit(1);                                                                      \
+    }                                                                                    \
+  } while (false)
+
+void refused(const std::function<void()>& act, int line) {
+  try {
+    act();
+  } catch (const std::invalid_argument&) {
+    return;
+  }
+  std::fprintf(stderr, "%s:%d: was not refused\n", __FILE__, line);
+  std::exit(1);
+}
+#define REFUSED(statement) refused([&] { statement; }, __LINE__)
+
+using Ints = std::vector<int32_t>;
+constexpr int kVocab = 53, kWidth = 64, kInner = 96, kHeads = 4, kKvHeads = 2, kDim = 16, kPages = 12;
+constexpr int kMaxRows = 48, kMaxWanted = 24;
+constexpr int kLow = std::numeric_limits<int>::min(), kHigh = std::numeric_limits<int>::max();
+
+// A batch that owns its arrays, each exactly as long as it says.
+struct Step {
+  Ints tokens, positions, row_offsets{0}, cached, page_offsets{0}, pages, selected;
+  std::vector<SampleParams> sampling;
+  int top = 0;
+  Ints drawn, top_tokens;
+  std::vector<float> logprobs, top_logprobs, logits;
+
+  Step& part(const Ints& text, int done, int rows, const Ints& table, bool wanted = true) {
+    for (int i = done; i < done + rows; ++i) {
+      if (wanted) want(static_cast<int>(tokens.size()));
+      tokens.push_back(text[static_cast<size_t>(i)]);
+      positions.push_back(i);
+    }
+    row_offsets.push_back(static_cast<int>(tokens.size()));
+    cached.push_back(done);
+    pages.insert(pages.end(), table.begin(), table.end());
+    page_offsets.push_back(static_cast<int>(pages.size()));
+    return *this;
+  }
+  void want(int row) {
+    selected.push_back(row);
+    sampling.push_back({1.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f, 0, 7, row, nullptr, nullptr, 0, nullptr, nullptr, 0, -1});
+  }
+  void run(Program& program) {
+    const size_t n = selected.size(), width = static_cast<size_t>(std::max(top, 0));
+    drawn.assign(n, -1);
+    logprobs.assign(n, 0.0f);
+    top_tokens.assign(n * width, -1);
+    top_logprobs.assign(n * width, 0.0f);
+    logits.assign(n * kVocab, 0.0f);
+    Batch b;
+    b.rows = static_cast<int>(tokens.size());
+    b.sequences = static_cast<int>(cached.size());
+    b.logit_rows = static_cast<int>(n);
+    b.tokens = tokens.data();
+    b.positions = positions.data();
+    b.row_offsets = row_offsets.data();
+    b.cached_rows = cached.data();
+    b.page_offsets = page_offsets.data();
+    b.pages = pages.data();
+    b.page_count = static_cast<int>(pages.size());
+    b.selected = selected.data();
+    b.sampling = sampling;
+    b.top = top;
+    b.drawn = drawn.data();
+    b.logprobs = logprobs.data();
+    b.top_tokens = top_tokens.data();
+    b.top_logprobs = top_logprobs.data();
+    b.logits = logits.data();
+    program.step(b);
+    for (int32_t token : drawn) CHECK(token >= 0 && token < kVocab);
+  }
+};
+
+// Two layers, one with a window; a norm of q and k, biases, a gate, residuals, a soft-cap, and a vocabulary that leaves
+// the last panel partly empty.
+class Model {
+ public:
+  Model(Layout layout, const std::string& isa, int threads, KvFormat kv_format, bool broken = false)
+      : program_({kernels_of(isa), threads, kMaxRows, kMaxWanted, kVocab, kPages, kv_format},
+                 {{kKvHeads, kDim}, {kKvHeads, kDim}}),
+        layout_(layout) {
+    Program& p = program_;
+    const int x = p.add_value(kWidth, false), qkv = p.add_value((kHeads + 2 * kKvHeads) * kDim, false);
+    const int seen = p.add_value(kHeads * kDim, false), inner = p.add_value(kInner, false);
+    const int y = p.add_value(kWidth, false), kept = p.add_value(kWidth, true), logits = p.add_value(kVocab, true);
+    const int rope = p.add_rope({1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003}, 1.0);
+    const int embed = matrix(kVocab, kWidth);
+    if (broken) {
+      const std::vector<float> nothing(static_cast<size_t>(kWidth), NAN);
+      CHECK(layout.format == Format::F32);
+      p.matrix(embed).write_rows(0, 1, nothing.data(), nullptr, nullptr);
+    }
+    p.add_embed(embed, 2.0f, x);
+    for (int layer = 0; layer < 2; ++layer) {
+      p.add_linear(x, norm(kWidth),
+                   {{matrix(kHeads * kDim, kWidth), bias(kHeads * kDim)},
+                    {matrix(kKvHeads * kDim, kWidth), -1},
+                    {matrix(kKvHeads * kDim, kWidth), bias(kKvHeads * kDim)}},
+                   Activation::None, -1, qkv);
+      const NormSpec heads = layer == 0 ? norm(kDim) : NormSpec{};
+      p.add_attention(
+          qkv,
+          {layer, kHeads, kKvHeads, kDim, layer == 0 ? 0 : 5, 0.25f, layer == 0 ? 0.0f : 20.0f, heads, heads, rope},
+          seen);
+      p.add_linear(seen, {}, {{matrix(kWidth, kHeads * kDim), -1}}, Activation::None, x, x);
+      p.add_linear(x, norm(kWidth), {{matrix(kInner, kWidth), -1}, {matrix(kInner, kWidth), bias(kInner)}},
+                   layer == 0 ? Activation::Silu : Activation::Gelu, -1, inner);
+      p.add_linear(inner, {}, {{matrix(kWidth, kInner), -1}}, Activation::None, -1, y);
+      p.add_norm(y, norm(kWidth), x, x);
+    }
+    p.add_scale(x, 0.5f, y);
+    p.add_select(y, kept);
+    p.add_linear(kept, norm(kWidth), {{matrix(kVocab, kWidth), bias(kVocab)}}, Activation::None, -1, logits);
+    p.add_softcap(logits, 30.0f);
+    p.finish(logits);
+    p.fix_threads(threads);
+  }
+
+  Program& operator*() { return program_; }
+  Program* operator->() { return &program_; }
+
+  // NaN where nobody may read.
+  void spoil() {
+    for (int page = 0; page < kPages; ++page)
+      std::fill_n(program_.pages().page(page), program_.pages().page_bytes(), uint8_t{0xFF});
+  }
+
+ private:
+  NormSpec norm(int width) { return {bias(width), 1e-5f, 1.0f}; }
+
+  int bias(int count) {
+    std::vector<float> v(static_cast<size_t>(count));
+    for (float& x : v) x = normal_(random_) * 0.1f;
+    return program_.add_vector(v.data(), count);
+  }
+
+  int matrix(int rows, int cols) {
+    const int index = program_.add_matrix(rows, cols, layout_);
+    const size_t size = static_cast<size_t>(rows) * static_cast<size_t>(cols);
+    std::vector<float> floats(size), wide;
+    std::vector<uint16_t> halves(size), narrow;
+    std::vector<uint8_t> codes(size);
+    for (size_t i = 0; i < size; ++i) {
+      floats[i] = normal_(random_) * 0.12f;
+      uint32_t bits;
+      std::memcpy(&bits, &floats[i], 4);
+      halves[i] = static_cast<uint16_t>(bits >> 16);
+      codes[i] = static_cast<uint8_t>(random_());
+      if (layout_.format == Format::Q4) codes[i] &= 15;
+    }
+    const void* data = layout_.format == Format::F32    ? static_cast<const void*>(floats.data())
+                       : layout_.format == Format::BF16 ? static_cast<const void*>(halves.data())
+                                                        : static_cast<const void*>(codes.data());
+    // Scales of 2^-9 and 2^-10 for 8 bits, 2^-5 and 2^-6 for 4; minima of -8 scales.
+    const size_t groups = layout_.quantized() ? size / static_cast<size_t>(layout_.group) : 0;
+    const int exponent = layout_.format == Format::Q4 ? -5 : -9;
+    std::vector<float> wide_minima;
+    std::vector<uint16_t> narrow_minima;
+    for (size_t i = 0; i < groups; ++i) {
+      const int e = exponent - static_cast<int>(random_() % 2);
+      wide.push_back(std::ldexp(1.0f, e));
+      narrow.push_back(static_cast<uint16_t>((e + 15) << 10));
+      wide_minima.push_back(-std::ldexp(1.0f, e + 3));
+      narrow_minima.push_back(static_cast<uint16_t>(0x8000 | (e + 3 + 15) << 10));
+    }
+    const auto of = [&](const std::vector<float>& w, const std::vector<uint16_t>& n) {
+      return layout_.wide ? static_cast<const void*>(w.data()) : static_cast<const void*>(n.data());
+    };
+    program_.matrix(index).write_rows(0, rows, data, of(wide, narrow), of(wide_minima, narrow_minima));
+    std::vector<float> row(static_cast<size_t>(cols));
+    program_.matrix(index).read_row(rows - 1, row.data());
+    if (layout_.format == Format::F32) CHECK(std::equal(row.begin(), row.end(), floats.end() - cols));
+    return index;
+  }
+
+  Program program_;
+  Layout layout_;
+  std::mt19937 random_{1};
+  std::normal_distribution<float> normal_;
+};
+
+Ints text_of(int length, uint32_t seed) {
+  std::mt19937 random(seed);
+  Ints text(static_cast<size_t>(length));
+  for (int32_t& token : text) token = static_cast<int32_t>(random() % kVocab);
+  return text;
+}
+
+const Ints kLong = text_of(70, 1), kShort = text_of(20, 2);
+const Ints kLongTable{9, 0, 4, 11, 2}, kShortTable{7, 3};
+
+// Logits after the last 20 tokens of the long text: alone, 20 rows a step; or in uneven chunks with neighbours.
+std::vector<float> logits_of(Model& model, bool alone) {
+  model.spoil();
+  std::vector<float> found;
+  if (alone) {
+    for (int done : {0, 20, 40}) Step().part(kLong, done, done == 40 ? 10 : 20, kLongTable, false).run(*model);
+    Step last;
+    last.part(kLong, 50, 20, kLongTable).run(*model);
+    return last.logits;
+  }
+  Step first, second, third;
+  first.part(kLong, 0, 41, kLongTable, false).part(kShort, 0, 7, kShortTable, false).run(*model);
+  second.part(kShort, 7, 1, kShortTable).part(kLong, 41, 9, kLongTable, false).run(*model);
+  model->pages().copy_rows(7, 5, 8);
+  third.part(kShort, 8, 12, {5, 3}, false).part(kLong, 50, 17, kLongTable).run(*model);
+  found = third.logits;
+  for (int done : {67, 68, 69}) {
+    Step one;
+    one.part(kLong, done, 1, kLongTable).run(*model);
+    found.insert(found.end(), one.logits.begin(), one.logits.end());
+  }
+  return found;
+}
+
+void test_formats() {
+  std::vector<Layout> layouts{{Format::F32, 0, false, false}, {Format::BF16, 0, false, false}};
+  for (const bool wide : {false, true})
+    for (const bool minimum : {false, true}) {
+      layouts.push_back({Format::Q8, 32, wide, minimum});
+      layouts.push_back({Format::Q8, 16, wide, minimum});
+      layouts.push_back({Format::Q4, 32, wide, minimum});
+    }
+  for (const Layout& layout : layouts) {
+    // Wide scales stand for the second kind of KV rows, so that all are met.
+    const KvFormat kv = layout.format == Format::F32 ? KvFormat::F32 : layout.wide ? KvFormat::Q8 : KvFormat::BF16;
+    std::vector<float> wanted;
+    for (const std::string& isa : isa_levels())
+      for (int threads = 1; threads <= 4; ++threads) {
+        Model model(layout, isa, threads, kv);
+        if (wanted.empty()) wanted = logits_of(model, true);
+        for (const float x : wanted) CHECK(std::isfinite(x));
+        CHECK(*std::max_element(wanted.begin(), wanted.end()) > *std::min_element(wanted.begin(), wanted.end()));
+        CHECK(logits_of(model, threads % 2 == 0) == wanted);
+        if (threads == 3) {
+          for (const int fewer : {1, 2, 3, 0}) {
+            model->fix_threads(fewer);
+            CHECK(logits_of(model, false) == wanted);
+          }
+        }
+      }
+  }
+}
+
+void test_broken_activations() {
+  for (const std::string& isa : isa_levels()) {
+    Model model({Format::F32, 0, false, false}, isa, 2, KvFormat::BF16, true);
+    Step step;
+    step.part({0, 0, 1}, 0, 3, {0}).run(*model);
+    for (size_t i = 0; i < 2 * kVocab; ++i) CHECK(std::isnan(step.logits[i]));
+  }
+}
+
+void test_sampling() {
+  const Ints history{3, 52, 0}, counts{1, 0, -7}, biased{52, 52, 1};
+  const std::vector<float> bias{-INFINITY, 1.0f, 100.0f};
+  for (const std::string& isa : isa_levels()) {
+    Model model({Format::Q8, 32, false, false}, isa, 2, KvFormat::BF16);
+    std::mt19937 random(3);
+    const auto any = [&](std::initializer_list<float> values) { return *(values.begin() + random() % values.size()); };
+    for (int round = 0; round < 60; ++round) {
+      Step step;
+      step.part(kShort, 0, 20, kShortTable);
+      step.top = 9;
+      for (SampleParams& p : step.sampling) {
+        p.temperature = any({0.0f, 1e-6f, 0.5f, 1.0f, 100.0f, -1.0f, NAN, INFINITY});
+        p.top_p = any({1.0f, 0.9f, 0.2f, 1e-9f, 0.0f, -1.0f, NAN});
+        p.min_p = any({0.0f, 0.1f, 1.0f, 2.0f, NAN});
+        p.top_k = static_cast<int>(any({0, 0, 1, 5, 52, 53, 54, 1e9f, -3}));
+        p.repetition = any({1.0f, 1.3f, 0.0f, -1.0f, NAN});
+        p.presence = any({0.0f, 0.5f, INFINITY});
+        p.logprobs = static_cast<int>(any({-1, 0, 1, 9}));
+        if (random() % 2 == 0) {
+          p.history_tokens = history.data();
+          p.history_counts = counts.data();
+          p.history = static_cast<int>(history.size());
+        }
+        if (random() % 2 == 0) {
+          p.bias_tokens = biased.data();
+          p.bias_values = bias.data();
+          p.biases = static_cast<int>(biased.size());
+        }
+      }
+      step.run(*model);
+    }
+    std::vector<float> noise(200);
+    kernels_of(isa)->gumbel(1, -1, kHigh - 200, 200, noise.data());
+    for (const float x : noise) CHECK(x > -3.0f && x < 23.0f);
+  }
+}
+
+void test_batches_that_lie() {
+  Model model({Format::Q4, 32, false, true}, isa_levels().front(), 2, KvFormat::BF16);
+  const auto good = [] {
+    Step s;
+    s.part(kLong, 0, 3, {1}).part(kShort, 15, 2, {5, 6});
+    return s;
+  };
+  const std::vector<std::function<void(Step&)>> lies{
+      [](Step& s) { s.tokens[4] = kVocab; },
+      [](Step& s) { s.tokens[0] = -1; },
+      [](Step& s) { s.row_offsets = {0, -1, 5}; },
+      [](Step& s) { s.row_offsets = {0, kLow, 5}; },
+      [](Step& s) { s.row_offsets = {0, kHigh, 5}; },
+      [](Step& s) { s.row_offsets = {0, 5, 5}; },
+      [](Step& s) { s.row_offsets = {0, 3, 6}; },
+      [](Step& s) { s.row_offsets = {2, 3, 5}; },
+      [](Step& s) { s.page_offsets = {0, -1, 3}; },
+      [](Step& s) { s.page_offsets = {0, kLow, 3}; },
+      [](Step& s) { s.page_offsets = {0, kHigh, 3}; },
+      [](Step& s) { s.page_offsets = {0, 3, 3}; },
+      [](Step& s) { s.page_offsets = {0, 1, 2}; },
+      [](Step& s) { s.cached[0] = -1; },
+      [](Step& s) { s.cached[0] = 14; },
+      [](Step& s) { s.cached[1] = kHigh; },
+      [](Step& s) { s.pages[2] = kPages; },
+      [](Step& s) { s.pages[1] = kLow; },
+      [](Step& s) { s.pages[0] = 5, s.cached[0] = 14; },
+      [](Step& s) { s.selected[0] = -1; },
+      [](Step& s) { s.selected[4] = 5; },
+      [](Step& s) { std::swap(s.selected[0], s.selected[1]); },
+      [](Step& s) { s.sampling.pop_back(); },
+      [](Step& s) { s.sampling[2].logprobs = 1; },
+      // Wrapped around int32, these page_offsets would pass one by one and lead far out of `pages`.
+      [](Step& s) {
+        s = Step();
+        for (int i = 0; i < 4; ++i) s.part(kLong, 0, 1, {i});
+        s.page_offsets = {0, 1, kLow, -5, 4};
+      },
+      [](Step& s) { s = Step(); },
+      [](Step& s) {
+        s = Step();
+        s.part(kLong, 0, 49, {0, 1, 2, 3}, false);
+      },
+      [](Step& s) {
+        s = Step();
+        s.part(kLong, 0, 25, {0, 1});
+      },
+  };
+  Step honest = good();
+  honest.run(*model);
+  const std::vector<float> wanted = honest.logits;
+  for (size_t i = 0; i < lies.size(); ++i) {
+    Step s = good();
+    lies[i](s);
+    refused([&] { s.run(*model); }, static_cast<int>(i));
+    Step after = good();
+    after.run(*model);
+    CHECK(std::equal(wanted.begin(), wanted.begin() + 3 * kVocab, after.logits.begin()));
+  }
+
+  std::mt19937 random(4);
+  const auto wild = [&]() -> int32_t {
+    const int32_t ends[] = {kLow, kLow + 1, -(1 << 30), 1 << 30, kHigh - 1, kHigh};
+    return random() % 4 == 0 ? ends[random() % 6] : static_cast<int32_t>(random() % 20) - 3;
+  };
+  int passed = 0;
+  for (int round = 0; round < 6000; ++round) {
+    Step s = good();
+    for (Ints* array : {&s.tokens, &s.positions, &s.row_offsets, &s.cached, &s.page_offsets, &s.pages, &s.selected})
+      if (random() % 4 == 0) {
+        const size_t at = random() % array->size();
+        (*array)[at] = wild();
+      }
+    try {
+      s.run(*model);
+      ++passed;
+    } catch (const std::invalid_argument&) {
+    }
+  }
+  CHECK(passed > 300 && passed < 5700);
+  REFUSED(model->pages().copy_rows(0, kPages, 1));
+  REFUSED(model->pages().copy_rows(-1, 0, 1));
+  REFUSED(model->pages().copy_rows(0, 1, 17));
+  model->pages().copy_rows(1, 1, 16);
+  REFUSED(model->fix_threads(3));
+  REFUSED(model->add_value(16, false));
+}
+
+void test_teams() {
+  for (int round = 0; round < 200; ++round) {
+    Team team(1 + round % 5);
+    if (round % 3 == 0) continue;
+    struct Work {
+      Team* team;
+      std::vector<int> seen;
+      int sum = 0;
+    } work{&team, std::vector<int>(5), 0};
+    for (int run = 0; run < 5; ++run) {
+      team.fix(run % (1 + round % 5));
+      team.run(
+          [](void* self, int index) {
+            Work& w = *static_cast<Work*>(self);
+            for (int phase = 1; phase <= 4; ++phase) {
+              w.seen[static_cast<size_t>(index)] = phase;
+              if (!w.team->barrier(index)) return false;
+              // Nobody may be a phase ahead or behind.
+              for (int i = 0; i < w.team->size(); ++i) CHECK(w.seen[static_cast<size_t>(i)] == phase);
+              if (!w.team->barrier(index)) return false;
+            }
+            return true;
+          },
+          &work);
+      for (int i = 0; i < team.size(); ++i) work.sum += work.seen[static_cast<size_t>(i)];
+      CHECK(work.sum > 0);
+    }
+  }
+  CHECK(read_bandwidth(3, size_t{1} << 20, 3) > 0);
+}
+
+// A team that is kept waiting goes on with half its threads from that barrier on, tries all of them again after a
+// while, and keeps to a number that was fixed.
+void test_shrinking() {
+  using std::chrono::milliseconds;
+  struct Work {
+    Team* team;
+    std::vector<int> done;
+    bool late = true;
+  };
+  Team team(2);
+  Work work{&team, std::vector<int>(2), true};
+  const auto run = [&] {
+    work.done.assign(2, 0);
+    team.run(
+        [](void* self, int index) {
+          Work& w = *static_cast<Work*>(self);
+          if (w.late && index == 1) std::this_thread::sleep_for(milliseconds(100));
+          if (!w.team->barrier(index)) return false;
+          w.done[static_cast<size_t>(index)] = w.team->size();
+          return w.team->barrier(index);
+        },
+        &work);
+  };
+  team.fix(2);
+  run();
+  CHECK((work.done == std::vector<int>{2, 2}) && team.shrinks() == 0);
+  team.fix(0);
+  run();
+  CHECK((work.done == std::vector<int>{1, 0}) && team.size() == 1 && team.shrinks() == 1);
+  work.late = false;
+  run();
+  CHECK(work.done[0] == 1);
+  // Others may keep this machine busy too: the full team is back sooner or later.
+  bool full = false;
+  for (int i = 0; i < 100 && !full; ++i) {
+    std::this_thread::sleep_for(milliseconds(60));
+    run();
+    full = team.size() == 2;
+  }
+  CHECK(full);
+}
+
+}  // namespace
+
+int main() {
+  const std::pair<const char*, void (*)()> tests[] = {
+      {"shrinking", test_shrinking}, {"teams", test_teams},
+      {"formats", test_formats},     {"broken activations", test_broken_activations},
+      {"sampling", test_sampling},   {"batches that lie", test_batches_that_lie},
+  };
+  for (const auto& [name, test] : tests) {
+    const auto start = std::chrono::steady_clock::now();
+    test();
+    std::printf("%-20s %6.2f s\n", name,
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+}
