@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 
 import tenfold
-from tenfold.llm import LLM, Prompt
-from tenfold.protocol import EngineSettings, SamplingParams
+from tenfold.llm import LLM, GenerationError, Prompt
+from tenfold.protocol import Chunk, EngineSettings, SamplingParams
 from tests.helpers import expected
 from tests.helpers.fake_engine import REFUSED, FakeConfig, FakeEngine
 from tests.helpers.fake_text import load_fake_text
@@ -95,6 +100,89 @@ def test_a_closed_model_says_so(llm: LLM) -> None:
         pass
     with pytest.raises(ValueError, match="closed"):
         llm.generate("abc")
+
+
+def test_calls_from_threads_share_steps_and_change_no_answer() -> None:
+    """A real engine, six threads, half of them streaming: each text is the one that it has alone, and the
+    engine is never called by two at once (it would say so, or worse)."""
+    prompts = ["The sea is", "Once upon a time", "I think that", "Bread", "A list: 1, 2,", "Why do"]
+    params = SamplingParams(temperature=0.9, seed=1, max_tokens=24)
+    with LLM("smollm2", threads=1, kv_memory_bytes=64 << 20) as llm, ThreadPoolExecutor(6) as pool:
+
+        def ask(n: int) -> str:
+            if n % 2:
+                return llm.generate(prompts[n], params)[0].text
+            return "".join(piece.text for piece in llm.stream(prompts[n], params))
+
+        alone = [ask(n) for n in range(6)]
+        for _ in range(3):
+            assert list(pool.map(ask, range(6))) == alone
+
+
+def test_a_call_amid_a_stream_takes_nothing_from_it(llm: LLM) -> None:
+    """The steps of one call bring tokens of the other's request; they are kept for it."""
+    stream = llm.stream("abc", PARAMS)
+    text = next(stream).text
+    assert [each.text for each in llm.generate("x", PARAMS)] == [expected.text("x", 4, 12)]
+    assert text + "".join(piece.text for piece in stream) == expected.text("abc", 4, 12)
+
+
+def test_a_stream_dropped_amid_a_step_waits_for_its_end() -> None:
+    """As when the garbage collector drops it: no deadlock, and no abort before the step is over."""
+    llm = LLM.__new__(LLM)
+    dropped: list[Any] = []
+    aborted: list[str] = []
+
+    class Dropping(FakeEngine):
+        def step(self) -> list[Chunk]:
+            if dropped:
+                dropped.pop().close()
+                assert aborted == []
+            return super().step()
+
+        def abort(self, id: str) -> bool:
+            aborted.append(id)
+            return super().abort(id)
+
+    llm._setup(Dropping(EngineSettings(model=""), FakeConfig()), load_fake_text(""))
+    stream = llm.stream("abc", PARAMS)
+    next(stream)
+    dropped.append(stream)
+    assert [each.text for each in llm.generate("x", PARAMS)] == [expected.text("x", 4, 12)]
+    assert len(aborted) == 1
+
+
+def test_a_stream_fails_once_the_model_is_closed(llm: LLM) -> None:
+    """Also when news had come for it before."""
+    stream = llm.stream("abc", PARAMS)
+    next(stream)
+    llm.generate("x", SamplingParams(max_tokens=2, ignore_eos=True))  # brings the stream tokens
+    llm.close()
+    with pytest.raises(ValueError, match="closed"):
+        next(stream)
+
+
+def test_a_forked_child_is_told_to_make_its_own(llm: LLM, engine: FakeEngine) -> None:
+    """No step is tried, and what the parent had under way goes on."""
+    stream = llm.stream("abc", PARAMS)
+    text = next(stream).text
+    steps = engine.load().steps
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = "nothing"
+        try:
+            llm.generate("x", PARAMS)
+        except GenerationError as error:
+            said = f"{error} ({engine.load().steps - steps} steps)"
+        finally:
+            os.write(write, said.encode())
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        assert re.search(r"make a new LLM in the child \(0 steps\)", answer.read())
+    assert text + "".join(piece.text for piece in stream) == expected.text("abc", 4, 12)
 
 
 def test_the_package_offers_its_names_and_no_others() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -13,7 +14,10 @@ from tenfold.config import ServeConfig
 from tenfold.protocol import FinishReason, Request, SamplingParams, TokenLogprob
 from tenfold.server.output import Output, Piece
 from tenfold.server.text import Text, load_text
+from tenfold.shared_engine import GenerationError, Inbox, SharedEngine
 from tenfold.worker.loop import EngineLike
+
+__all__ = ["LLM", "Completion", "GenerationError", "Prompt"]
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
@@ -37,12 +41,11 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     same call."""
 
 
-class GenerationError(RuntimeError):
-    """The engine gave a request up."""
-
-
 class LLM:
-    """One model, its engine and its text side. Use it from one thread, and close it, or use ``with``.
+    """One model, its engine and its text side. Close it, or use ``with``.
+
+    It may be used from several threads at once: calls share steps, and no call changes another's answer. A
+    forked child needs an LLM of its own.
 
     ``model`` is a name, a folder or a GGUF file; the other arguments are those of `ServeConfig`. Several
     prompts given at once are computed together. Raises ValueError for a model or setting that cannot be used.
@@ -80,9 +83,9 @@ class LLM:
         """What the model was compiled to: a `backends.base.ProgramInfo`."""
 
     def _setup(self, engine: EngineLike, text: Text) -> None:
-        self._engine: EngineLike | None = engine
+        self._shared = SharedEngine(engine)
         self._text = text
-        self._ids = 0
+        self._ids = itertools.count(1)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
@@ -116,8 +119,8 @@ class LLM:
         return self._stream(self._text.encode_chat(list(messages)), params)
 
     def close(self) -> None:
-        """Frees the model. Nothing can be generated afterwards."""
-        self._engine = None
+        """Frees the model. Nothing can be generated afterwards; streams and calls under way fail."""
+        self._shared.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -151,41 +154,37 @@ class LLM:
         self, prompts: list[list[int]], params: SamplingParams | None
     ) -> Iterator[tuple[int, Piece, Output]]:
         """Runs all prompts to their end; if the caller stops before, what is left is aborted."""
-        engine = self._engine
-        if engine is None:
-            raise ValueError("this LLM is closed")
+        shared = self._shared
         params = params or SamplingParams()
         open_: dict[str, tuple[int, Output]] = {}
+        requests = []
+        for index, prompt in enumerate(prompts):
+            seed = secrets.randbits(63) if params.seed is None else params.seed
+            request = Request(
+                id=str(next(self._ids)),
+                prompt=tuple(prompt),
+                params=msgspec.structs.replace(params, seed=seed),
+                eos_token_ids=tuple(self._text.tokenizer.eos_token_ids),
+            )
+            requests.append(request)
+            open_[request.id] = index, Output(self._text.stream(params.stop))
+        inbox = Inbox()
         try:
-            for index, prompt in enumerate(prompts):
-                self._ids += 1
-                seed = secrets.randbits(63) if params.seed is None else params.seed
-                request = Request(
-                    id=str(self._ids),
-                    prompt=tuple(prompt),
-                    params=msgspec.structs.replace(params, seed=seed),
-                    eos_token_ids=tuple(self._text.tokenizer.eos_token_ids),
-                )
-                engine.add(request)
-                open_[request.id] = index, Output(self._text.stream(params.stop))
+            shared.add(requests, inbox)
             while open_:
-                for chunk in engine.step():
-                    if chunk.id not in open_:  # it hit a stop string, and this is the engine's farewell
-                        continue
-                    index, output = open_[chunk.id]
-                    piece = output.push([chunk])
-                    if output.finish is not None:
-                        del open_[chunk.id]
-                        if chunk.finish is None:
-                            engine.abort(chunk.id)
-                    if output.finish == "error":
-                        raise GenerationError(output.error or "the engine gave no reason")
-                    yield index, piece, output
+                chunk = shared.next(inbox)
+                if chunk.id not in open_:  # it hit a stop string, and this was under way already
+                    continue
+                index, output = open_[chunk.id]
+                piece = output.push([chunk])
+                if output.finish is not None:
+                    del open_[chunk.id]
+                    shared.leave([chunk.id])  # after a stop string the engine is still at work
+                if output.finish == "error":
+                    raise GenerationError(output.error or "the engine gave no reason")
+                yield index, piece, output
         finally:
-            for id in open_:
-                engine.abort(id)
-            while engine.has_work:
-                engine.step()
+            shared.leave(open_)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
