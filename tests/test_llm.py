@@ -7,9 +7,11 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tenfold
+from tenfold.limits import PromptTooLong
 from tenfold.llm import LLM, GenerationError, Prompt
 from tenfold.protocol import Chunk, EngineSettings, SamplingParams
 from tests.helpers import expected
@@ -17,6 +19,7 @@ from tests.helpers.fake_engine import REFUSED, FakeConfig, FakeEngine
 from tests.helpers.fake_text import load_fake_text
 
 PARAMS = SamplingParams(seed=4, max_tokens=12, ignore_eos=True)
+WRONG: Any = "hot"
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def engine() -> FakeEngine:
 @pytest.fixture
 def llm(engine: FakeEngine) -> LLM:
     llm = LLM.__new__(LLM)
-    llm._setup(engine, load_fake_text(""))
+    llm._setup(engine, load_fake_text(""), 512)
     return llm
 
 
@@ -94,6 +97,54 @@ def test_a_refused_prompt_leaves_nothing_of_the_others(llm: LLM, engine: FakeEng
     assert not engine.has_work
 
 
+@pytest.mark.parametrize(
+    ("call", "kind", "says"),
+    [
+        (lambda llm: llm.generate(["a", "b"], [PARAMS]), TypeError, "params is .* one SamplingParams"),
+        (lambda llm: llm.generate("a", {"seed": 4}), TypeError, "params is {'seed': 4}"),
+        (lambda llm: llm.generate("a", SamplingParams(temperature=WRONG)), TypeError, "temperature"),
+        (lambda llm: llm.generate("a", SamplingParams(stop=WRONG)), TypeError, r"\.stop"),
+        (lambda llm: llm.generate("a", SamplingParams(stop=("",))), ValueError, r"stop\[0\] is empty"),
+        (lambda llm: llm.generate(None), TypeError, "prompts is None"),
+        (lambda llm: llm.generate(b"abc"), TypeError, "prompts is b'abc'"),
+        (lambda llm: llm.generate([None]), TypeError, r"prompts\[0\] is None"),
+        (lambda llm: llm.generate(["a", 5]), TypeError, r"prompts\[1\] is 5"),
+        (lambda llm: llm.generate([5, "a"]), TypeError, r"prompts\[1\] is 'a'"),
+        (lambda llm: llm.generate([[5, True]]), TypeError, r"prompts\[0\]\[1\] is True"),
+        (lambda llm: llm.stream(7), TypeError, "prompt is 7"),
+        (lambda llm: llm.stream_chat("hello"), TypeError, "messages is 'hello'"),
+        (lambda llm: llm.stream_chat([]), ValueError, "messages is empty"),
+        (lambda llm: llm.chat([]), ValueError, "messages is empty"),
+        (lambda llm: llm.chat([[]]), ValueError, r"messages\[0\] is empty"),
+        (lambda llm: llm.chat(["Hi"]), TypeError, r"messages\[0\] is 'Hi'"),
+        (lambda llm: llm.chat([{"content": "Hi"}]), ValueError, r"messages\[0\]\['role'\] is None"),
+        (lambda llm: llm.chat([{"role": "user"}]), TypeError, r"messages\[0\]\['content'\] is None"),
+    ],
+)
+def test_a_wrong_argument_is_named(llm: LLM, call: Any, kind: type[Exception], says: str) -> None:
+    """At the call itself, also of a stream, and not by an attribute error from the depths."""
+    with pytest.raises(kind, match=says):
+        call(llm)
+
+
+def test_arrays_of_tokens_are_prompts(llm: LLM) -> None:
+    """As one prompt and among several."""
+    tokens: Any = np.array([66, 67, 68])
+    abc, x = expected.text("abc", 4, 12), expected.text("x", 4, 12)
+    assert [each.text for each in llm.generate(tokens, PARAMS)] == [abc]
+    assert [each.text for each in llm.generate([tokens, "x"], PARAMS)] == [abc, x]
+
+
+def test_more_than_the_context_holds_is_refused_as_over_http(llm: LLM) -> None:
+    """Exactly what fits is served."""
+    params = SamplingParams(seed=4, max_tokens=509, ignore_eos=True)
+    assert llm.generate("abc", params)[0].completion_tokens == 509
+    with pytest.raises(
+        PromptTooLong, match="has 4 tokens and 509 were asked for; the model's context is 512"
+    ):
+        llm.stream("abcd", params)
+
+
 def test_a_closed_model_says_so(llm: LLM) -> None:
     """Instead of an attribute error from the depths."""
     with llm:
@@ -144,7 +195,7 @@ def test_a_stream_dropped_amid_a_step_waits_for_its_end() -> None:
             aborted.append(id)
             return super().abort(id)
 
-    llm._setup(Dropping(EngineSettings(model=""), FakeConfig()), load_fake_text(""))
+    llm._setup(Dropping(EngineSettings(model=""), FakeConfig()), load_fake_text(""), 512)
     stream = llm.stream("abc", PARAMS)
     next(stream)
     dropped.append(stream)
