@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from click.testing import CliRunner
 import tenfold.llm
 from tenfold.cli import main
 from tenfold.llm import Completion
+from tenfold.llm_input import check_room
 from tenfold.protocol import SamplingParams
+from tests.helpers.model_files import random_weights, tiny_config, write_gguf_model
 
 
 def run(*args: str, input: str | None = None) -> Any:
@@ -52,6 +55,11 @@ def test_help_needs_nothing_heavy() -> None:
         (["serve", "m", "--format", "q3"], "q3"),
         (["serve", "m", "--speed", "9"], "--speed"),
         (["generate", "m", "Hi", "--max-tokens", "0"], "max-tokens"),
+        (["generate", "m", "Hi", "--temperature", "3"], "--temperature"),
+        (["generate", "m", ""], "PROMPT is empty"),
+        (["generate", "m", " \n"], "PROMPT is empty"),
+        (["generate", "m", "--raw", ""], "PROMPT is empty"),
+        (["generate", "m"], "PROMPT is empty"),
         (["frobnicate"], "frobnicate"),
     ],
 )
@@ -87,6 +95,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
         def stream(self, prompt: Any, params: SamplingParams) -> Iterator[Completion]:
             asked.update(prompt=prompt, params=params)
+            check_room(7, params, asked.get("context", 8192))
+            return self.answer()
+
+        def answer(self) -> Iterator[Completion]:
             for count, text in enumerate(["one ", "two ", "three"], 1):
                 yield Completion(
                     text=text,
@@ -154,6 +166,33 @@ def test_generate_reads_standard_input_and_writes_json(fake: dict[str, Any]) -> 
     assert fake["prompt"] == [{"role": "user", "content": "What is this?"}]
     assert (found["text"], found["finish_reason"], found["completion_tokens"]) == ("one two three", "stop", 3)
     assert found["ttft_ms"] >= 0
+
+
+def test_generate_ends_without_a_limit_given(fake: dict[str, Any]) -> None:
+    """After 512 tokens, or where the context ends; a limit that is given and does not fit is refused."""
+    assert run("generate", "m", "Hi").exit_code == 0
+    assert fake["params"].max_tokens == 512
+    fake["context"] = 500
+    assert run("generate", "m", "Hi").exit_code == 0
+    assert fake["params"].max_tokens is None
+    result = run("generate", "m", "Hi", "--max-tokens", "494")
+    assert (result.exit_code, result.output.count("the model's context is 500")) == (1, 1)
+
+
+def test_a_reader_that_has_enough_is_no_error_and_a_full_disk_is_one(tmp_path: Path) -> None:
+    """As with ``| head``: silence. Otherwise one line that says what could not be written."""
+    config = tiny_config("llama")
+    model = write_gguf_model(tmp_path / "m.gguf", config, random_weights(config))
+    command = [sys.executable, "-c", "from tenfold.cli import main; main()", "inspect", str(model)]
+    read, write = os.pipe()
+    os.close(read)
+    enough = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (enough.returncode, enough.stderr) == (1, "")
+    with open("/dev/full", "w") as full:
+        failed = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    said = "Error: cannot write to standard output: No space left on device\n"
+    assert (failed.returncode, failed.stderr) == (1, said)
 
 
 def test_a_port_in_use_is_said_before_anything_is_loaded(tmp_path: Path) -> None:

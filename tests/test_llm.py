@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
 import pytest
 
 import tenfold
-from tenfold.llm import LLM, Prompt
-from tenfold.protocol import EngineSettings, SamplingParams
+from tenfold.limits import PromptTooLong
+from tenfold.llm import LLM, GenerationError, Prompt
+from tenfold.protocol import Chunk, EngineSettings, SamplingParams
 from tests.helpers import expected
 from tests.helpers.fake_engine import REFUSED, FakeConfig, FakeEngine
 from tests.helpers.fake_text import load_fake_text
 
 PARAMS = SamplingParams(seed=4, max_tokens=12, ignore_eos=True)
+WRONG: Any = "hot"
 
 
 @pytest.fixture
@@ -22,7 +30,7 @@ def engine() -> FakeEngine:
 @pytest.fixture
 def llm(engine: FakeEngine) -> LLM:
     llm = LLM.__new__(LLM)
-    llm._setup(engine, load_fake_text(""))
+    llm._setup(engine, load_fake_text(""), 512)
     return llm
 
 
@@ -89,12 +97,143 @@ def test_a_refused_prompt_leaves_nothing_of_the_others(llm: LLM, engine: FakeEng
     assert not engine.has_work
 
 
+@pytest.mark.parametrize(
+    ("call", "kind", "says"),
+    [
+        (lambda llm: llm.generate(["a", "b"], [PARAMS]), TypeError, "params is .* one SamplingParams"),
+        (lambda llm: llm.generate("a", {"seed": 4}), TypeError, "params is {'seed': 4}"),
+        (lambda llm: llm.generate("a", SamplingParams(temperature=WRONG)), TypeError, "temperature"),
+        (lambda llm: llm.generate("a", SamplingParams(stop=WRONG)), TypeError, r"\.stop"),
+        (lambda llm: llm.generate("a", SamplingParams(stop=("",))), ValueError, r"stop\[0\] is empty"),
+        (lambda llm: llm.generate(None), TypeError, "prompts is None"),
+        (lambda llm: llm.generate(b"abc"), TypeError, "prompts is b'abc'"),
+        (lambda llm: llm.generate([None]), TypeError, r"prompts\[0\] is None"),
+        (lambda llm: llm.generate(["a", 5]), TypeError, r"prompts\[1\] is 5"),
+        (lambda llm: llm.generate([5, "a"]), TypeError, r"prompts\[1\] is 'a'"),
+        (lambda llm: llm.generate([[5, True]]), TypeError, r"prompts\[0\]\[1\] is True"),
+        (lambda llm: llm.stream(7), TypeError, "prompt is 7"),
+        (lambda llm: llm.stream_chat("hello"), TypeError, "messages is 'hello'"),
+        (lambda llm: llm.stream_chat([]), ValueError, "messages is empty"),
+        (lambda llm: llm.chat([]), ValueError, "messages is empty"),
+        (lambda llm: llm.chat([[]]), ValueError, r"messages\[0\] is empty"),
+        (lambda llm: llm.chat(["Hi"]), TypeError, r"messages\[0\] is 'Hi'"),
+        (lambda llm: llm.chat([{"content": "Hi"}]), ValueError, r"messages\[0\]\['role'\] is None"),
+        (lambda llm: llm.chat([{"role": "user"}]), TypeError, r"messages\[0\]\['content'\] is None"),
+    ],
+)
+def test_a_wrong_argument_is_named(llm: LLM, call: Any, kind: type[Exception], says: str) -> None:
+    """At the call itself, also of a stream, and not by an attribute error from the depths."""
+    with pytest.raises(kind, match=says):
+        call(llm)
+
+
+def test_arrays_of_tokens_are_prompts(llm: LLM) -> None:
+    """As one prompt and among several."""
+    tokens: Any = np.array([66, 67, 68])
+    abc, x = expected.text("abc", 4, 12), expected.text("x", 4, 12)
+    assert [each.text for each in llm.generate(tokens, PARAMS)] == [abc]
+    assert [each.text for each in llm.generate([tokens, "x"], PARAMS)] == [abc, x]
+
+
+def test_more_than_the_context_holds_is_refused_as_over_http(llm: LLM) -> None:
+    """Exactly what fits is served."""
+    params = SamplingParams(seed=4, max_tokens=509, ignore_eos=True)
+    assert llm.generate("abc", params)[0].completion_tokens == 509
+    with pytest.raises(
+        PromptTooLong, match="has 4 tokens and 509 were asked for; the model's context is 512"
+    ):
+        llm.stream("abcd", params)
+
+
 def test_a_closed_model_says_so(llm: LLM) -> None:
     """Instead of an attribute error from the depths."""
     with llm:
         pass
     with pytest.raises(ValueError, match="closed"):
         llm.generate("abc")
+
+
+def test_calls_from_threads_share_steps_and_change_no_answer() -> None:
+    """A real engine, six threads, half of them streaming: each text is the one that it has alone, and the
+    engine is never called by two at once (it would say so, or worse)."""
+    prompts = ["The sea is", "Once upon a time", "I think that", "Bread", "A list: 1, 2,", "Why do"]
+    params = SamplingParams(temperature=0.9, seed=1, max_tokens=24)
+    with LLM("smollm2", threads=1, kv_memory_bytes=64 << 20) as llm, ThreadPoolExecutor(6) as pool:
+
+        def ask(n: int) -> str:
+            if n % 2:
+                return llm.generate(prompts[n], params)[0].text
+            return "".join(piece.text for piece in llm.stream(prompts[n], params))
+
+        alone = [ask(n) for n in range(6)]
+        for _ in range(3):
+            assert list(pool.map(ask, range(6))) == alone
+
+
+def test_a_call_amid_a_stream_takes_nothing_from_it(llm: LLM) -> None:
+    """The steps of one call bring tokens of the other's request; they are kept for it."""
+    stream = llm.stream("abc", PARAMS)
+    text = next(stream).text
+    assert [each.text for each in llm.generate("x", PARAMS)] == [expected.text("x", 4, 12)]
+    assert text + "".join(piece.text for piece in stream) == expected.text("abc", 4, 12)
+
+
+def test_a_stream_dropped_amid_a_step_waits_for_its_end() -> None:
+    """As when the garbage collector drops it: no deadlock, and no abort before the step is over."""
+    llm = LLM.__new__(LLM)
+    dropped: list[Any] = []
+    aborted: list[str] = []
+
+    class Dropping(FakeEngine):
+        def step(self) -> list[Chunk]:
+            if dropped:
+                dropped.pop().close()
+                assert aborted == []
+            return super().step()
+
+        def abort(self, id: str) -> bool:
+            aborted.append(id)
+            return super().abort(id)
+
+    llm._setup(Dropping(EngineSettings(model=""), FakeConfig()), load_fake_text(""), 512)
+    stream = llm.stream("abc", PARAMS)
+    next(stream)
+    dropped.append(stream)
+    assert [each.text for each in llm.generate("x", PARAMS)] == [expected.text("x", 4, 12)]
+    assert len(aborted) == 1
+
+
+def test_a_stream_fails_once_the_model_is_closed(llm: LLM) -> None:
+    """Also when news had come for it before."""
+    stream = llm.stream("abc", PARAMS)
+    next(stream)
+    llm.generate("x", SamplingParams(max_tokens=2, ignore_eos=True))  # brings the stream tokens
+    llm.close()
+    with pytest.raises(ValueError, match="closed"):
+        next(stream)
+
+
+def test_a_forked_child_is_told_to_make_its_own(llm: LLM, engine: FakeEngine) -> None:
+    """No step is tried, and what the parent had under way goes on."""
+    stream = llm.stream("abc", PARAMS)
+    text = next(stream).text
+    steps = engine.load().steps
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = "nothing"
+        try:
+            llm.generate("x", PARAMS)
+        except GenerationError as error:
+            said = f"{error} ({engine.load().steps - steps} steps)"
+        finally:
+            os.write(write, said.encode())
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        assert re.search(r"make a new LLM in the child \(0 steps\)", answer.read())
+    assert text + "".join(piece.text for piece in stream) == expected.text("abc", 4, 12)
 
 
 def test_the_package_offers_its_names_and_no_others() -> None:

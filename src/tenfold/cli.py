@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +17,9 @@ from tenfold.bench.shapes import SHAPES, SYNTH_FORMATS, SynthFormat
 from tenfold.config import FORMATS, ISAS, KV_FORMATS, ResolvedPlan, ServeConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+GENERATE_MAX_TOKENS = 512
+"""Of `generate`, unless it is told otherwise: a small model may well go on to its context's end."""
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -152,10 +157,16 @@ def serve(model: str, as_json: bool, **options: Any) -> None:
 )
 @click.option("--stream/--no-stream", default=True, help="Print text as it comes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with text, usage and times.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Default: up to the context's end.")
-@click.option("--temperature", type=float, default=1.0, help="0: always the most likely token.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    help=f"Default: {GENERATE_MAX_TOKENS}, or what the context leaves.",
+)
+@click.option(
+    "--temperature", type=click.FloatRange(0, 2), default=1.0, help="0: always the most likely token."
+)
 @click.option("--top-p", type=float, default=1.0)
-@click.option("--top-k", type=int, default=0, help="0: off.")
+@click.option("--top-k", type=int, default=0, help="0, or more than the vocabulary has: off.")
 @click.option("--min-p", type=float, default=0.0)
 @click.option("--repetition-penalty", type=float, default=1.0)
 @click.option("--presence-penalty", type=float, default=0.0)
@@ -173,6 +184,8 @@ def generate(model: str, prompt: str | None, chat: bool, stream: bool, as_json: 
       tenfold generate smollm2 --raw "Once upon a time" --temperature 0
       cat question.txt | tenfold generate smollm2 --json
     """
+    from msgspec.structs import replace
+
     from tenfold.protocol import SamplingParams
 
     sampling = {name: options.pop(name) for name in SamplingParams.__struct_fields__ if name in options}
@@ -181,6 +194,9 @@ def generate(model: str, prompt: str | None, chat: bool, stream: bool, as_json: 
         if sys.stdin.isatty():
             raise click.UsageError("there is no PROMPT; give one, or send it on standard input")
         prompt = sys.stdin.read()
+    if not (prompt.strip() if chat else prompt):
+        raise click.UsageError("the PROMPT is empty; give some text, as an argument or on standard input")
+    from tenfold.limits import PromptTooLong
     from tenfold.llm import LLM
 
     with LLM(model, **options) as llm:
@@ -188,12 +204,19 @@ def generate(model: str, prompt: str | None, chat: bool, stream: bool, as_json: 
         began = time.monotonic()
         first: float | None = None
         texts = []
-        pieces = llm.stream_chat([{"role": "user", "content": prompt}], params) if chat else None
-        for piece in pieces or llm.stream(prompt, params):
+        talk = [{"role": "user", "content": prompt}]
+        ask = partial(llm.stream_chat, talk) if chat else partial(llm.stream, prompt)
+        try:
+            pieces = ask(replace(params, max_tokens=params.max_tokens or GENERATE_MAX_TOKENS))
+        except PromptTooLong:
+            if params.max_tokens is not None:
+                raise
+            pieces = ask(params)
+        for piece in pieces:
             first = first or time.monotonic()
             texts.append(piece.text)
             if stream and not as_json:
-                click.echo(piece.text, nl=False)
+                _say(piece.text, nl=False)
     ended = time.monotonic()
     assert first is not None  # every request has at least its last piece
     if as_json:
@@ -206,9 +229,9 @@ def generate(model: str, prompt: str | None, chat: bool, stream: bool, as_json: 
             "ttft_ms": round((first - began) * 1e3, 2),
             "decode_tokens_per_s": round((piece.completion_tokens - 1) / decode_s, 2) if decode_s else None,
         }
-        click.echo(json.dumps(result, ensure_ascii=False))
+        _say(json.dumps(result, ensure_ascii=False))
     else:
-        click.echo("" if stream else "".join(texts))
+        _say("" if stream else "".join(texts))
 
 
 @main.command()
@@ -230,7 +253,7 @@ def inspect(model: str, as_json: bool, requested: str, context: int) -> None:
     from tenfold.inspection import inspect_model
 
     report = inspect_model(model, requested, context)
-    click.echo(json.dumps(report.to_json()) if as_json else report.text())
+    _say(json.dumps(report.to_json()) if as_json else report.text())
 
 
 @main.command()
@@ -247,7 +270,7 @@ def bench(model: str, as_json: bool, **options: Any) -> None:
     config = _config(model, options)
     from tenfold.bench.engine_bench import run
 
-    click.echo(run(config, as_json=as_json))
+    _say(run(config, as_json=as_json))
 
 
 @main.command(
@@ -279,7 +302,19 @@ def synth(shape: str, requested: SynthFormat, output: Path, seed: int, force: bo
     """
     from tenfold.bench.synth import run
 
-    click.echo(run(shape, requested, output, seed, force, as_json))
+    _say(run(shape, requested, output, seed, force, as_json))
+
+
+def _say(text: str, nl: bool = True) -> None:
+    """Prints, and ends the command where nothing can be printed: silently when the reader has had enough."""
+    try:
+        click.echo(text, nl=nl)
+    except OSError as error:
+        # What is left in the buffer must not fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
+        raise click.ClickException(f"cannot write to standard output: {error.strerror}") from None
 
 
 def _config(model: str, options: dict[str, Any]) -> ServeConfig:

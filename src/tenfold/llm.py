@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -10,13 +11,14 @@ from typing import Any
 import msgspec
 
 from tenfold.config import ServeConfig
+from tenfold.llm_input import Prompt, as_messages, as_params, as_prompt, as_prompts, check_room
 from tenfold.protocol import FinishReason, Request, SamplingParams, TokenLogprob
 from tenfold.server.output import Output, Piece
 from tenfold.server.text import Text, load_text
+from tenfold.shared_engine import GenerationError, Inbox, SharedEngine
 from tenfold.worker.loop import EngineLike
 
-Prompt = str | Sequence[int]
-"""Text, or token ids."""
+__all__ = ["LLM", "Completion", "GenerationError", "Prompt"]
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,12 +39,11 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     same call."""
 
 
-class GenerationError(RuntimeError):
-    """The engine gave a request up."""
-
-
 class LLM:
-    """One model, its engine and its text side. Use it from one thread, and close it, or use ``with``.
+    """One model, its engine and its text side. Close it, or use ``with``.
+
+    It may be used from several threads at once: calls share steps, and no call changes another's answer. A
+    forked child needs an LLM of its own.
 
     ``model`` is a name, a folder or a GGUF file; the other arguments are those of `ServeConfig`. Several
     prompts given at once are computed together. Raises ValueError for a model or setting that cannot be used.
@@ -75,25 +76,27 @@ class LLM:
         )
         path = str(locate(model))
         engine, info = build_engine(config.engine_settings(path))
-        self._setup(engine, load_text(path))
+        self._setup(engine, load_text(path), info.max_context)
         self.info = info
         """What the model was compiled to: a `backends.base.ProgramInfo`."""
 
-    def _setup(self, engine: EngineLike, text: Text) -> None:
-        self._engine: EngineLike | None = engine
+    def _setup(self, engine: EngineLike, text: Text, max_context: int) -> None:
+        self._shared = SharedEngine(engine)
         self._text = text
-        self._ids = 0
+        self._max_context = max_context
+        self._ids = itertools.count(1)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
     ) -> list[Completion]:
         """Completes each prompt, in the order given; a single one gives a list of one.
 
-        Without a seed every prompt gets its own random one. Raises ValueError for a prompt or parameter that
-        the engine refuses (then nothing was generated), GenerationError when the engine fails.
+        Without a seed every prompt gets its own random one. Raises TypeError or ValueError for a prompt or
+        parameter that cannot be served, or for a prompt that with ``max_tokens`` would go beyond the model's
+        context (then nothing was generated), GenerationError when the engine fails.
         """
-        many = _as_list(prompts)
-        return self._complete([self._encode(prompt) for prompt in many], params)
+        many = [self._encode(prompt) for prompt in as_prompts(prompts)]
+        return self._complete(many, self._checked(many, params))
 
     def chat(
         self,
@@ -101,23 +104,32 @@ class LLM:
         params: SamplingParams | None = None,
     ) -> list[Completion]:
         """The assistant's next message for one conversation, or for each of several; else as `generate`."""
-        one = bool(messages) and isinstance(messages[0], dict)
-        conversations: Any = [messages] if one else messages
-        return self._complete([self._text.encode_chat(list(each)) for each in conversations], params)
+        several = (
+            isinstance(messages, list | tuple) and len(messages) > 0 and isinstance(messages[0], list | tuple)
+        )
+        conversations = (
+            [as_messages(f"messages[{index}]", each) for index, each in enumerate(messages)]
+            if several
+            else [as_messages("messages", messages)]
+        )
+        many = [self._text.encode_chat(each) for each in conversations]
+        return self._complete(many, self._checked(many, params))
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Completion]:
         """Completes one prompt piece by piece; the last piece has a finish reason. Errors as `generate`."""
-        return self._stream(self._encode(prompt), params)
+        tokens = self._encode(as_prompt("prompt", prompt))
+        return self._stream(tokens, self._checked([tokens], params))
 
     def stream_chat(
         self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None
     ) -> Iterator[Completion]:
         """`stream` for a conversation."""
-        return self._stream(self._text.encode_chat(list(messages)), params)
+        tokens = self._text.encode_chat(as_messages("messages", messages))
+        return self._stream(tokens, self._checked([tokens], params))
 
     def close(self) -> None:
-        """Frees the model. Nothing can be generated afterwards."""
-        self._engine = None
+        """Frees the model. Nothing can be generated afterwards; streams and calls under way fail."""
+        self._shared.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -130,7 +142,13 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         return self._text.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
 
-    def _complete(self, prompts: list[list[int]], params: SamplingParams | None) -> list[Completion]:
+    def _checked(self, prompts: list[list[int]], params: SamplingParams | None) -> SamplingParams:
+        checked = as_params(params)
+        for prompt in prompts:
+            check_room(len(prompt), checked, self._max_context)
+        return checked
+
+    def _complete(self, prompts: list[list[int]], params: SamplingParams) -> list[Completion]:
         whole = [Piece() for _ in prompts]
         outputs: dict[int, Output] = {}
         for index, piece, output in self._run(prompts, params):
@@ -142,56 +160,43 @@ class LLM:
             _completion(whole[index], outputs[index], len(prompt)) for index, prompt in enumerate(prompts)
         ]
 
-    def _stream(self, prompt: list[int], params: SamplingParams | None) -> Iterator[Completion]:
+    def _stream(self, prompt: list[int], params: SamplingParams) -> Iterator[Completion]:
         for _, piece, output in self._run([prompt], params):
             if piece.tokens or output.finish is not None:
                 yield _completion(piece, output, len(prompt))
 
-    def _run(
-        self, prompts: list[list[int]], params: SamplingParams | None
-    ) -> Iterator[tuple[int, Piece, Output]]:
+    def _run(self, prompts: list[list[int]], params: SamplingParams) -> Iterator[tuple[int, Piece, Output]]:
         """Runs all prompts to their end; if the caller stops before, what is left is aborted."""
-        engine = self._engine
-        if engine is None:
-            raise ValueError("this LLM is closed")
-        params = params or SamplingParams()
+        shared = self._shared
         open_: dict[str, tuple[int, Output]] = {}
+        requests = []
+        for index, prompt in enumerate(prompts):
+            seed = secrets.randbits(63) if params.seed is None else params.seed
+            request = Request(
+                id=str(next(self._ids)),
+                prompt=tuple(prompt),
+                params=msgspec.structs.replace(params, seed=seed),
+                eos_token_ids=tuple(self._text.tokenizer.eos_token_ids),
+            )
+            requests.append(request)
+            open_[request.id] = index, Output(self._text.stream(params.stop))
+        inbox = Inbox()
         try:
-            for index, prompt in enumerate(prompts):
-                self._ids += 1
-                seed = secrets.randbits(63) if params.seed is None else params.seed
-                request = Request(
-                    id=str(self._ids),
-                    prompt=tuple(prompt),
-                    params=msgspec.structs.replace(params, seed=seed),
-                    eos_token_ids=tuple(self._text.tokenizer.eos_token_ids),
-                )
-                engine.add(request)
-                open_[request.id] = index, Output(self._text.stream(params.stop))
+            shared.add(requests, inbox)
             while open_:
-                for chunk in engine.step():
-                    if chunk.id not in open_:  # it hit a stop string, and this is the engine's farewell
-                        continue
-                    index, output = open_[chunk.id]
-                    piece = output.push([chunk])
-                    if output.finish is not None:
-                        del open_[chunk.id]
-                        if chunk.finish is None:
-                            engine.abort(chunk.id)
-                    if output.finish == "error":
-                        raise GenerationError(output.error or "the engine gave no reason")
-                    yield index, piece, output
+                chunk = shared.next(inbox)
+                if chunk.id not in open_:  # it hit a stop string, and this was under way already
+                    continue
+                index, output = open_[chunk.id]
+                piece = output.push([chunk])
+                if output.finish is not None:
+                    del open_[chunk.id]
+                    shared.leave([chunk.id])  # after a stop string the engine is still at work
+                if output.finish == "error":
+                    raise GenerationError(output.error or "the engine gave no reason")
+                yield index, piece, output
         finally:
-            for id in open_:
-                engine.abort(id)
-            while engine.has_work:
-                engine.step()
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]  # a prompt, as was just checked
-    return list(prompts)  # type: ignore[arg-type]
+            shared.leave(open_)
 
 
 def _completion(piece: Piece, output: Output, prompt_tokens: int) -> Completion:

@@ -62,6 +62,34 @@ def test_a_path_is_itself_and_nonsense_is_refused(tmp_path: Path) -> None:
         locate("no such model")
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("", "name is empty; a model is"),
+        (" ", "name is empty; a model is"),
+        ("../x", r"^\.\./x: no such file or folder; a model is"),
+        ("./x", "no such file or folder; a model is"),
+        ("x/..", "no such file or folder; a model is"),
+        ("~nobody-at-all/x", "no such file or folder; a model is"),
+        ("/x/", "no such file or folder; a model is"),
+        ("smolm2", r"no such file or folder \(did you mean smollm2\?\)"),
+        ("gemma3", r"did you mean gemma3-270m\?"),
+        ("mistral", "no such file or folder; a model is"),
+    ],
+)
+def test_a_slip_of_the_keyboard_is_understood(name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be a name on the hub is not looked for there, nothing is not the current folder, and a name
+    that is almost right is recognised."""
+    import huggingface_hub
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        raise AssertionError(name)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(CheckpointError, match=says):
+        locate(name)
+
+
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the command that helps."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -96,6 +124,8 @@ def test_a_hub_model_is_its_snapshot(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert locate("owner/name") == tmp_path
     assert asked[0] == "owner/name"
+    for name in ("a/b", "Qwen/Qwen2.5-0.5B_x", "o-1/n"):
+        assert locate(name) == tmp_path
     assert not any(pattern.endswith((".bin", ".pt", ".py", "/*")) for pattern in asked)
     assert "*.safetensors" in asked
 
