@@ -170,13 +170,13 @@ def test_a_second_caller_is_refused_and_harms_nobody() -> None:
     the process and the program live on."""
     program = MODEL.native("q8", threads=2)
     long = step_batch(Part(tokens=list(range(64)), pages=[0, 1, 2, 3]))
-    wanted = program.step(long).logits
+    wanted = logits_of(program, long)
     wrong: list[str] = []
 
     def work() -> None:
         for _ in range(100):
             try:
-                if not np.array_equal(program.step(long).logits, wanted):
+                if not np.array_equal(logits_of(program, long), wanted):
                     wrong.append("other logits")
             except ValueError as error:
                 if "another thread" not in str(error):
@@ -188,4 +188,4 @@ def test_a_second_caller_is_refused_and_harms_nobody() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    np.testing.assert_array_equal(program.step(long).logits, wanted)
+    np.testing.assert_array_equal(logits_of(program, long), wanted)

@@ -17,7 +17,7 @@ from tenfold.config import ServeConfig
 from tenfold.models.registry import build_graph
 
 
-def compile_model(config: ServeConfig, kv_pages: int) -> Program:
+def compile_model(config: ServeConfig, kv_pages: int, fused: bool = True) -> Program:
     """The model of ``config`` compiled as `tenfold serve` does it, but with ``kv_pages`` pages, the caller's
     to close. Raises ValueError or OSError for a model or setting that cannot be served."""
     checkpoint = open_checkpoint(locate(config.model))
@@ -33,6 +33,7 @@ def compile_model(config: ServeConfig, kv_pages: int) -> Program:
                 max_rows=config.max_batch_tokens,
                 max_logit_rows=config.max_running,
                 kv_pages=kv_pages,
+                fused=fused,
             ),
         )
     finally:
