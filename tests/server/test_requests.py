@@ -248,6 +248,19 @@ def test_a_seed_is_drawn_when_there_is_none() -> None:
     assert len(seeds) == 10
 
 
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+@pytest.mark.parametrize("depth", [100, 300, 900, 990, 5000, 100_000])
+@pytest.mark.parametrize("field", ["prompt", "messages", "stop", "tools", "", "no JSON"])
+def test_deep_nesting_is_refused_like_any_other_nonsense(parse: Any, depth: int, field: str) -> None:
+    """However deep, wherever, and closed or not."""
+    nested = "[" * depth + "]" * depth
+    body = "[" * depth if field == "no JSON" else f'{{"{field}": {nested}}}' if field else nested
+    with pytest.raises(ApiError) as caught:
+        parse(body.encode(), ("here",), VOCAB)
+    assert caught.value.status == 400
+    assert len(caught.value.message) < 300
+
+
 def test_null_is_the_same_as_absent_and_an_answer_can_be_sent_back() -> None:
     """Clients send nulls for what they do not set, and whole messages of ours."""
     message: Any = {

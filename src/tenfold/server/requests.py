@@ -77,6 +77,8 @@ def _fields(body: bytes, models: tuple[str, ...]) -> Fields:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body's JSON is nested too deeply", code="invalid_json") from None
     fields = Fields(data)
     model = fields.string("model")
     if model is not None and model not in models:
