@@ -22,6 +22,17 @@ from tenfold.checkpoint.tokenizer_base import (
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
+def library_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The library's ids for a text, other threads running meanwhile.
+
+    Only its batches let go of Python's lock in every version; the fast ones leave out what nobody asks for here
+    (where in the text each token lies), which halves the time of a long text.
+    """
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    ids: list[int] = encoding.ids
+    return ids
+
+
 class LibraryEncoder:
     """An encoder by the tokenizers library."""
 
@@ -31,8 +42,7 @@ class LibraryEncoder:
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         tokenizer = self._with_special if parse_special else self._without_special
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return library_ids(tokenizer, text)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
