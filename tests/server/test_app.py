@@ -1,4 +1,4 @@
-"""The application without a server around it: what it does with its event loop, and with faults of its own."""
+"""The application without a server around it: what it does with its event loop, and faults of its own."""
 
 from __future__ import annotations
 

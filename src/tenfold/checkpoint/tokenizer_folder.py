@@ -25,8 +25,8 @@ _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 def library_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """The library's ids for a text, other threads running meanwhile.
 
-    Only its batches let go of Python's lock in every version; the fast ones leave out what nobody asks for here
-    (where in the text each token lies), which halves the time of a long text.
+    Only its batches let go of Python's lock in every version. The fast ones leave out where in the text each
+    token lies, which nobody asks for here and which takes half the time of a long text.
     """
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
     ids: list[int] = encoding.ids
