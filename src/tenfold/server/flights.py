@@ -101,8 +101,12 @@ class Flights:
         """Starts the worker. Raises StartError."""
         return await self._supervisor.start()
 
+    async def ended(self) -> None:
+        """See `Supervisor.ended`."""
+        await self._supervisor.ended()
+
     async def stop(self) -> None:
-        """Ends every flight, then the worker."""
+        """Ends every flight, then the worker. Raises StartError as `Supervisor.stop` does."""
         self.abort_all("the server is shutting down")
         await self._supervisor.stop()
 
