@@ -49,6 +49,9 @@ def test_help_needs_nothing_heavy() -> None:
         (["serve", "m", "--port", "70000"], "port is 70000; it must be from 0 to 65535"),
         (["serve", "m", "--max-running", "0"], "max_running is 0"),
         (["serve", "m", "--kv-memory", "much"], "512MiB"),
+        (["serve", "m", "--kv-memory", "5PiB"], "TiB"),
+        (["serve", "m", "--kv-memory", "1e30"], "kv_memory_bytes is 1000"),
+        (["serve", "m", "--kv-memory", "nan"], "not a size"),
         (["serve", "m", "--format", "q3"], "q3"),
         (["serve", "m", "--speed", "9"], "--speed"),
         (["generate", "m", "Hi", "--max-tokens", "0"], "max-tokens"),
@@ -63,7 +66,9 @@ def test_a_wrong_command_line_is_one_clear_error(args: list[str], says: str) -> 
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize(("text", "size"), [("1024", 1024), ("512MiB", 512 << 20), ("1.5g", 3 << 29)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("1024", 1024), ("512MiB", 512 << 20), ("1.5g", 3 << 29), ("900TiB", 900 << 40)]
+)
 def test_sizes_have_units(text: str, size: int, fake: dict[str, Any]) -> None:
     """Binary ones, however they are written."""
     assert run("generate", "m", "Hi", "--kv-memory", text).exit_code == 0

@@ -16,17 +16,20 @@ from tenfold.config import FORMATS, ISAS, KV_FORMATS, ResolvedPlan, ServeConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def size(value: str) -> int:
-    """Bytes, with a unit: 512MiB, 1.5G."""
+    """Bytes, with a binary unit: 512MiB, 1.5G."""
     text = value.strip().upper().removesuffix("B").removesuffix("I")
-    unit = text[-1:] if text[-1:] in "KMG" else ""
+    unit = text[-1:] if text[-1:] in "KMGT" else ""
     try:
         return int(float(text.removesuffix(unit)) * _UNITS[unit])
     except (ValueError, OverflowError):
-        raise click.BadParameter(f"{value!r} is not a size; write it like 512MiB or 2GiB") from None
+        raise click.BadParameter(
+            f"{value!r} is not a size; write it like 512MiB or 2GiB. Units are KiB, MiB, GiB and TiB "
+            "(or K, M, G and T, meaning the same); a number alone is bytes"
+        ) from None
 
 
 def engine_options(command: F) -> F:
