@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tenfold.checkpoint.base import CheckpointError
+from tenfold.checkpoint.regular import open_regular, read_regular
 from tenfold.checkpoint.tokenizer_base import (
     SPACE,
     TokenizerParts,
@@ -49,8 +50,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where there is no file. Raises CheckpointError, naming the file."""
     if not path.exists():
         return {}
+    data = read_regular(path)
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(data)
     except ValueError as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -73,6 +75,7 @@ def read_folder_tokenizer(folder: Path) -> TokenizerParts:
             f"{path} is missing; a folder with only tokenizer.model or vocab.json needs converting by"
             " transformers' AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
+    open_regular(path).close()  # the library opens it by itself, whatever it is
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more particular
