@@ -286,6 +286,18 @@ def test_text_parts_are_joined_and_prompts_may_be_ids() -> None:
     assert completion(prompt=["x"]).text == "x"
 
 
+@pytest.mark.parametrize(
+    "prompt", [["a", 1], ["a", "b", [1]], [[1], "a"], [[1], 2], [1, "a"], [1, [2]], ["a", None]]
+)
+def test_a_prompt_of_different_things_is_not_taken_for_several(prompt: Any) -> None:
+    """The first item that does not belong is named."""
+    odd = next(i for i, item in enumerate(prompt) if type(item) is not type(prompt[0]))
+    with pytest.raises(ApiError, match=rf"prompt\[{odd}\] is .* list of token ids|prompt\[{odd}\].*integer"):
+        completion(prompt=prompt)
+    with pytest.raises(ApiError, match="has 2 prompts"):
+        completion(prompt=[prompt[0]] * 2 if not isinstance(prompt[0], int) else [[1], [2]])
+
+
 def test_max_tokens_and_its_new_name_must_agree() -> None:
     """Two different limits are a contradiction, the same one twice is not."""
     assert chat(max_tokens=5, max_completion_tokens=5).params.max_tokens == 5
