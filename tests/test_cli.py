@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,6 +173,25 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(tmp_path: Path) -> None
     assert f"Error: port {port} of 127.0.0.1 is in use" in result.output
     assert "--port" in result.output
     assert "Errno" not in result.output and "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("name", ["plain", "it's", 'a "b" $(c) \\d', "ü"])
+def test_the_printed_curl_line_is_what_a_shell_takes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the model is called and wherever it listens, its words are curl, the URL, -d and the body."""
+    (tmp_path / "m.gguf").touch()
+
+    def serve(config: Any, path: str, load_text: Any, ready: Any) -> None:
+        ready(SimpleNamespace(text=lambda: "the plan"), "http://[::1]:8000")
+
+    monkeypatch.setattr("tenfold.server.serve.serve", serve)
+    result = run("serve", str(tmp_path / "m.gguf"), "--name", name)
+    (line,) = [line for line in result.output.splitlines() if line.startswith("  curl ")]
+    *command, body = shlex.split(line)
+    assert command == ["curl", "http://[::1]:8000/v1/chat/completions", "-d"]
+    assert "'http://[" in line, "brackets are patterns for some shells"
+    assert json.loads(body)["model"] == name
 
 
 def test_an_address_that_cannot_be_had_is_said(tmp_path: Path) -> None:

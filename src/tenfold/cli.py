@@ -120,6 +120,7 @@ def serve(model: str, as_json: bool, **options: Any) -> None:
     """
     config = _config(model, options)
     import logging
+    import shlex
 
     from tenfold.checkpoint.locate import locate
     from tenfold.server.serve import serve as run
@@ -137,7 +138,7 @@ def serve(model: str, as_json: bool, **options: Any) -> None:
         body = json.dumps({"model": config.model_name, "messages": [{"role": "user", "content": "Hello!"}]})
         click.echo(plan.text())
         click.echo(f"\nReady after {time.monotonic() - began:.1f} s at {url}. Try:")
-        click.echo(f"  curl {url}/v1/chat/completions -d '{body}'")
+        click.echo(f"  {shlex.join(['curl', f'{url}/v1/chat/completions', '-d', body])}")
 
     try:
         run(config, str(locate(model)), load_text, ready)
