@@ -116,7 +116,15 @@ class App:
         return 200, msgspec.json.encode(self._model_object()), "application/json"
 
     async def read_body(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body. Raises ApiError (413) when it is too long, ClientGone."""
+        """The whole body. Raises ApiError when it is too long (413) or encoded (415), ClientGone."""
+        encoding = (_header(scope, b"content-encoding") or b"identity").decode("latin-1").strip().lower()
+        if encoding != "identity":
+            raise ApiError(
+                415,
+                f"the body's content-encoding is {encoding:.80}; send it as it is",
+                code="unsupported_content_encoding",
+                headers=(("accept-encoding", "identity"),),
+            )
         limit = self._max_body_bytes
         too_long = ApiError(413, f"the body is longer than {limit} bytes", code="body_too_long")
         length = _header(scope, b"content-length")
