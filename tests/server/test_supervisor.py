@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-import tenfold.server.supervisor as supervisor_module
 from tenfold.config import ServeConfig
 from tenfold.protocol import EngineSettings
 from tenfold.server.flights import Flights
 from tenfold.server.metrics import Metrics
 from tenfold.server.serve import serve
 from tenfold.server.supervisor import StartError
+from tenfold.worker.process import spawn_worker
 from tests.helpers.fake_engine import FakeConfig
 from tests.helpers.fake_text import load_fake_text
 from tests.helpers.server_process import BUILDER
@@ -43,20 +43,19 @@ def test_a_supervision_that_fails_later_ends_the_server(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """What nobody foresaw ends `serve` with an error; a system short of processes is tried again."""
-    spawn = supervisor_module.spawn_worker
     processes: list[Any] = []
 
     def spawn_once(builder: str) -> Any:
         if len(processes) == 1:
             processes.append(None)
             raise error
-        found = spawn(builder)
+        found = spawn_worker(builder)
         processes.append(found[0])
         if len(processes) == 3:  # it was tried again: that is all
             os.kill(os.getpid(), signal.SIGTERM)
         return found
 
-    monkeypatch.setattr(supervisor_module, "spawn_worker", spawn_once)
+    monkeypatch.setattr("tenfold.server.supervisor.spawn_worker", spawn_once)
 
     def run() -> None:
         config = ServeConfig(model=MODEL, served_name="fake", port=0, drain_s=5)

@@ -84,6 +84,7 @@ class Text:
     def _check_size(self, text: str, context: int | None) -> None:
         if context is None:
             return
+        # A normalizer may make a text smaller first, but hardly one whose every token is of the longest kind.
         size = len(text.encode("utf-8", errors="surrogatepass"))
         most = context * self.tokenizer.longest_token_bytes
         if size > most:
