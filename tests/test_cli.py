@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +54,9 @@ def test_help_needs_nothing_heavy() -> None:
         (["serve", "m", "--port", "70000"], "port is 70000; it must be from 0 to 65535"),
         (["serve", "m", "--max-running", "0"], "max_running is 0"),
         (["serve", "m", "--kv-memory", "much"], "512MiB"),
+        (["serve", "m", "--kv-memory", "5PiB"], "TiB"),
+        (["serve", "m", "--kv-memory", "1e30"], "kv_memory_bytes is 1000"),
+        (["serve", "m", "--kv-memory", "nan"], "not a size"),
         (["serve", "m", "--format", "q3"], "q3"),
         (["serve", "m", "--speed", "9"], "--speed"),
         (["generate", "m", "Hi", "--max-tokens", "0"], "max-tokens"),
@@ -71,7 +76,9 @@ def test_a_wrong_command_line_is_one_clear_error(args: list[str], says: str) -> 
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize(("text", "size"), [("1024", 1024), ("512MiB", 512 << 20), ("1.5g", 3 << 29)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("1024", 1024), ("512MiB", 512 << 20), ("1.5g", 3 << 29), ("900TiB", 900 << 40)]
+)
 def test_sizes_have_units(text: str, size: int, fake: dict[str, Any]) -> None:
     """Binary ones, however they are written."""
     assert run("generate", "m", "Hi", "--kv-memory", text).exit_code == 0
@@ -205,6 +212,25 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(tmp_path: Path) -> None
     assert f"Error: port {port} of 127.0.0.1 is in use" in result.output
     assert "--port" in result.output
     assert "Errno" not in result.output and "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("name", ["plain", "it's", 'a "b" $(c) \\d', "ü"])
+def test_the_printed_curl_line_is_what_a_shell_takes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the model is called and wherever it listens, its words are curl, the URL, -d and the body."""
+    (tmp_path / "m.gguf").touch()
+
+    def serve(config: Any, path: str, load_text: Any, ready: Any) -> None:
+        ready(SimpleNamespace(text=lambda: "the plan"), "http://[::1]:8000")
+
+    monkeypatch.setattr("tenfold.server.serve.serve", serve)
+    result = run("serve", str(tmp_path / "m.gguf"), "--name", name)
+    (line,) = [line for line in result.output.splitlines() if line.startswith("  curl ")]
+    *command, body = shlex.split(line)
+    assert command == ["curl", "http://[::1]:8000/v1/chat/completions", "-d"]
+    assert "'http://[" in line, "brackets are patterns for some shells"
+    assert json.loads(body)["model"] == name
 
 
 def test_an_address_that_cannot_be_had_is_said(tmp_path: Path) -> None:

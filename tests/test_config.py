@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenfold.config import PAGE_ROWS, ResolvedPlan, ServeConfig, explain_kv, format_bytes, plan_kv
+from tenfold.config import (
+    MAX_KV_PAGES,
+    PAGE_ROWS,
+    ResolvedPlan,
+    ServeConfig,
+    check_kv_memory,
+    explain_kv,
+    format_bytes,
+    plan_kv,
+)
 from tenfold.protocol import EnginePlan
 
 
@@ -21,6 +30,7 @@ from tenfold.protocol import EnginePlan
         ("max_running", 0),
         ("max_queue", -1),
         ("kv_memory_bytes", 0),
+        ("kv_memory_bytes", 10**30),
         ("isa", "sse2"),
         ("format", "q3"),
         ("stall_after_s", 0.0),
@@ -58,6 +68,20 @@ def test_an_asked_for_kv_cache_is_taken_as_it_is() -> None:
         plan_kv(999, 0, 1000, 100, 1)
 
 
+def test_a_kv_cache_that_cannot_be_is_refused_with_its_option() -> None:
+    """More pages than the kernels count, or more than all memory: the message has option and limit."""
+    with pytest.raises(ValueError, match=r"--kv-memory.* 67108864 can be used, 67108864000 bytes"):
+        plan_kv((MAX_KV_PAGES + 1) * 1000, 0, 1000, 100, 1)
+    assert plan_kv(None, 1 << 62, 1, 1 << 40, 4096) >= 1 << 36, "one context is always there"
+    assert plan_kv(None, 1 << 62, 1, 1 << 17, 1 << 20) == MAX_KV_PAGES
+    check_kv_memory(None, 0)
+    check_kv_memory(1 << 30, 1 << 30)
+    with pytest.raises(
+        ValueError, match=r"--kv-memory\) is 9313.2 GiB, but .* has 16.0 GiB in all; ask for less"
+    ):
+        check_kv_memory(10**13, 1 << 34)
+
+
 def test_the_plan_is_for_people_and_for_machines() -> None:
     """Every line has a value and a why; the same as JSON."""
     engine = EnginePlan(
@@ -81,7 +105,7 @@ def test_the_plan_is_for_people_and_for_machines() -> None:
     )
     plan = ResolvedPlan(config=ServeConfig(model="m"), path="/m.gguf", engine=engine)
     assert all(line.value and line.why for line in plan.lines())
-    assert "10.0 MiB = 160 tokens" in plan.text()
+    assert "10.0 MiB of bf16, 160 tokens" in plan.text()
     assert "one full context" in plan.text() and "CPU quota of 1.5" in plan.text()
     data = json.loads(json.dumps(plan.to_json()))
     assert data["engine"]["isa"] == "avx2"

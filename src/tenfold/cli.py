@@ -21,17 +21,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 GENERATE_MAX_TOKENS = 512
 """Of `generate`, unless it is told otherwise: a small model may well go on to its context's end."""
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def size(value: str) -> int:
-    """Bytes, with a unit: 512MiB, 1.5G."""
+    """Bytes, with a binary unit: 512MiB, 1.5G."""
     text = value.strip().upper().removesuffix("B").removesuffix("I")
-    unit = text[-1:] if text[-1:] in "KMG" else ""
+    unit = text[-1:] if text[-1:] in "KMGT" else ""
     try:
         return int(float(text.removesuffix(unit)) * _UNITS[unit])
     except (ValueError, OverflowError):
-        raise click.BadParameter(f"{value!r} is not a size; write it like 512MiB or 2GiB") from None
+        raise click.BadParameter(
+            f"{value!r} is not a size; write it like 512MiB or 2GiB. Units are KiB, MiB, GiB and TiB "
+            "(or K, M, G and T, meaning the same); a number alone is bytes"
+        ) from None
 
 
 def engine_options(command: F) -> F:
@@ -122,6 +125,7 @@ def serve(model: str, as_json: bool, **options: Any) -> None:
     """
     config = _config(model, options)
     import logging
+    import shlex
 
     from tenfold.checkpoint.locate import locate
     from tenfold.server.serve import serve as run
@@ -139,7 +143,7 @@ def serve(model: str, as_json: bool, **options: Any) -> None:
         body = json.dumps({"model": config.model_name, "messages": [{"role": "user", "content": "Hello!"}]})
         click.echo(plan.text())
         click.echo(f"\nReady after {time.monotonic() - began:.1f} s at {url}. Try:")
-        click.echo(f"  curl {url}/v1/chat/completions -d '{body}'")
+        click.echo(f"  {shlex.join(['curl', f'{url}/v1/chat/completions', '-d', body])}")
 
     try:
         run(config, str(locate(model)), load_text, ready)

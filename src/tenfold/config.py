@@ -15,6 +15,11 @@ PAGE_ROWS = 16
 
 ISAS = ("auto", "avx512", "avx2", "portable")
 FORMATS = ("auto", "f32", "bf16", "q8", "q4")
+MAX_KV_PAGES = 1 << 26
+"""The kernels' limit."""
+MAX_KV_BYTES = 1 << 60
+"""More than any machine has, and still a number that travels."""
+
 KV_FORMATS = ("auto", "bf16", "f32", "q8")
 
 
@@ -62,8 +67,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, field)
             if not lowest <= value <= highest:
                 raise ValueError(f"{field} is {value}; it must be from {lowest} to {highest}")
-        if self.kv_memory_bytes is not None and self.kv_memory_bytes <= 0:
-            raise ValueError(f"kv_memory_bytes is {self.kv_memory_bytes}; it must be positive")
+        if self.kv_memory_bytes is not None and not 1 <= self.kv_memory_bytes <= MAX_KV_BYTES:
+            raise ValueError(
+                f"kv_memory_bytes is {self.kv_memory_bytes}; it must be from 1 to {MAX_KV_BYTES} (1024 PiB)"
+            )
         for field, choices in (("isa", ISAS), ("format", FORMATS), ("kv_format", KV_FORMATS)):
             if getattr(self, field) not in choices:
                 raise ValueError(
@@ -105,24 +112,50 @@ def available_memory() -> int:
     return available if limit == "max" else max(0, min(available, int(limit) - used))
 
 
+def total_memory() -> int:
+    """Bytes that this process could ever have: the machine's, or the control group's limit if less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    except (OSError, ValueError):  # no control groups, or "max"
+        return total
+
+
+def check_kv_memory(requested_bytes: int | None, total_bytes: int) -> None:
+    """Raises ValueError for a KV cache that is larger than all memory. (What is free now is no measure: it
+    changes, and a worker that starts again must not fail where the first one did not.)"""
+    if requested_bytes is not None and requested_bytes > total_bytes:
+        raise ValueError(
+            f"kv_memory_bytes (--kv-memory) is {format_bytes(requested_bytes)}, but this machine or its "
+            f"control group has {format_bytes(total_bytes)} in all; ask for less, or leave it out"
+        )
+
+
 def plan_kv(
     requested_bytes: int | None, available_bytes: int, page_bytes: int, max_context: int, max_running: int
 ) -> int:
-    """How many KV pages to reserve.
+    """How many KV pages to reserve, at most `MAX_KV_PAGES`.
 
     What was asked for; else a quarter of the available memory, but never more than ``max_running`` full
-    contexts can use nor less than one full context. Raises ValueError when not even a page would fit.
+    contexts can use nor less than one full context. Raises ValueError when what was asked for is less than a
+    page or more than can be used.
     """
     context_pages = -(-max_context // PAGE_ROWS)
     if requested_bytes is not None:
         pages = requested_bytes // page_bytes
         if pages < 1:
             raise ValueError(
-                f"kv_memory_bytes is {requested_bytes}; a page of {PAGE_ROWS} tokens takes {page_bytes}"
+                f"kv_memory_bytes (--kv-memory) is {requested_bytes}; a page of {PAGE_ROWS} tokens takes "
+                f"{page_bytes}"
+            )
+        if pages > MAX_KV_PAGES:
+            raise ValueError(
+                f"kv_memory_bytes (--kv-memory) is {requested_bytes}, {pages} pages of {PAGE_ROWS} tokens; "
+                f"at most {MAX_KV_PAGES} can be used, {MAX_KV_PAGES * page_bytes} bytes"
             )
         return pages
     share = available_bytes // 4 // page_bytes
-    return max(context_pages, min(share, max_running * context_pages))
+    return max(context_pages, min(share, max_running * context_pages, MAX_KV_PAGES))
 
 
 def explain_kv(pages: int, requested_bytes: int | None, max_context: int, max_running: int) -> str:

@@ -15,6 +15,7 @@ from tenfold.checkpoint import locate as locate_module
 from tenfold.checkpoint.base import CheckpointError
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
+from tenfold.server.text import load_text
 from tests.checkpoint.test_gguf_checkpoint import read
 from tests.helpers.model_files import random_weights, tiny_config, write_folder, write_gguf_model
 
@@ -49,8 +50,9 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         (model / "model.safetensors", "give the folder"),
         (model / "config.json", "give the folder"),
     ]:
-        with pytest.raises(CheckpointError, match=message):
-            open_checkpoint(path)
+        for reader in (open_checkpoint, load_text):  # whoever is asked first, the reason is the same
+            with pytest.raises(CheckpointError, match=message):
+                reader(str(path))
 
 
 def test_a_path_is_itself_and_nonsense_is_refused(tmp_path: Path) -> None:

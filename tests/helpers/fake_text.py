@@ -20,6 +20,7 @@ class FakeTokenizer:
     """One token a character when encoding."""
 
     eos_token_ids = (EOS,)
+    longest_token_bytes = 5
 
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
         return [ord(char) - 31 if 32 <= ord(char) < 127 else 95 for char in text]

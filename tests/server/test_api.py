@@ -238,6 +238,19 @@ def test_a_body_that_is_too_long_is_413(server: ServerProcess) -> None:
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "br", "Identity, gzip", "x" * 500])
+def test_an_encoded_body_is_415(server: ServerProcess, encoding: str) -> None:
+    """It is not taken for JSON; identity is no encoding."""
+    body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+    url = f"{server.url}/v1/completions"
+    response = httpx.post(url, content=body, headers={"content-encoding": encoding})
+    assert (response.status_code, response.headers["accept-encoding"]) == (415, "identity")
+    error = response.json()["error"]
+    assert error["code"] == "unsupported_content_encoding"
+    assert len(error["message"]) < 200
+    assert httpx.post(url, content=body, headers={"content-encoding": "Identity"}).status_code == 200
+
+
 def test_paths_and_methods_that_are_not_there(server: ServerProcess) -> None:
     """404 and 405 as error objects, with what there is."""
     missing = httpx.get(f"{server.url}/v2/models")

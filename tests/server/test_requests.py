@@ -248,6 +248,19 @@ def test_a_seed_is_drawn_when_there_is_none() -> None:
     assert len(seeds) == 10
 
 
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+@pytest.mark.parametrize("depth", [100, 300, 900, 990, 5000, 100_000])
+@pytest.mark.parametrize("field", ["prompt", "messages", "stop", "tools", "", "no JSON"])
+def test_deep_nesting_is_refused_like_any_other_nonsense(parse: Any, depth: int, field: str) -> None:
+    """However deep, wherever, and closed or not."""
+    nested = "[" * depth + "]" * depth
+    body = "[" * depth if field == "no JSON" else f'{{"{field}": {nested}}}' if field else nested
+    with pytest.raises(ApiError) as caught:
+        parse(body.encode(), ("here",), VOCAB)
+    assert caught.value.status == 400
+    assert len(caught.value.message) < 300
+
+
 def test_null_is_the_same_as_absent_and_an_answer_can_be_sent_back() -> None:
     """Clients send nulls for what they do not set, and whole messages of ours."""
     message: Any = {
@@ -271,6 +284,18 @@ def test_text_parts_are_joined_and_prompts_may_be_ids() -> None:
     assert completion(prompt=[1, 2]).token_ids == (1, 2)
     assert completion(prompt=[[1, 2]]).token_ids == (1, 2)
     assert completion(prompt=["x"]).text == "x"
+
+
+@pytest.mark.parametrize(
+    "prompt", [["a", 1], ["a", "b", [1]], [[1], "a"], [[1], 2], [1, "a"], [1, [2]], ["a", None]]
+)
+def test_a_prompt_of_different_things_is_not_taken_for_several(prompt: Any) -> None:
+    """The first item that does not belong is named."""
+    odd = next(i for i, item in enumerate(prompt) if type(item) is not type(prompt[0]))
+    with pytest.raises(ApiError, match=rf"prompt\[{odd}\] is .* list of token ids|prompt\[{odd}\].*integer"):
+        completion(prompt=prompt)
+    with pytest.raises(ApiError, match="has 2 prompts"):
+        completion(prompt=[prompt[0]] * 2 if not isinstance(prompt[0], int) else [[1], [2]])
 
 
 def test_max_tokens_and_its_new_name_must_agree() -> None:

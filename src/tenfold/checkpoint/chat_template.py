@@ -23,6 +23,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tenfold.checkpoint.base import CheckpointError
+from tenfold.checkpoint.regular import read_regular
 from tenfold.checkpoint.tokenizer_folder import read_json_object
 
 _MAX_STEPS = 4_000_000
@@ -197,7 +198,7 @@ class ChatTemplate:
             }
             for name, one in files.items():
                 try:
-                    sources[name] = one.read_text(encoding="utf-8")
+                    sources[name] = read_regular(one).decode("utf-8")
                 except UnicodeDecodeError as error:
                     raise CheckpointError(f"{one}: not UTF-8: {error}") from error
         else:

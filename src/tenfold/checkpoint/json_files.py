@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from tenfold.checkpoint.base import CheckpointError
+from tenfold.checkpoint.regular import open_regular
 
 MAX_JSON_BYTES = 64 << 20
 """The index of the largest models is a few megabytes."""
@@ -28,7 +29,7 @@ def parse_json(data: bytes, what: str) -> dict[str, Any]:
 def read_json(path: str) -> dict[str, Any]:
     """The object in a file. Raises CheckpointError, also where the file is missing or unreasonably large."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_JSON_BYTES:
                 raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB")

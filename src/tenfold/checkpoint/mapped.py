@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import stat
 
 import numpy as np
 import numpy.typing as npt
 
 from tenfold.checkpoint.base import CheckpointError
+from tenfold.checkpoint.regular import open_regular
 
 _LARGEST_FOLIO = 2 << 20
 
@@ -25,13 +25,10 @@ class MappedFile:
         """Raises CheckpointError if ``path`` is not a readable file with something in it."""
         self.path = path
         try:
-            with open(path, "rb") as file:
-                status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode):
-                    raise CheckpointError(f"{path}: not a regular file")
-                if status.st_size == 0:
+            with open_regular(path) as file:
+                self.size = os.fstat(file.fileno()).st_size
+                if self.size == 0:
                     raise CheckpointError(f"{path}: the file is empty")
-                self.size = status.st_size
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error

@@ -15,9 +15,15 @@ def open_checkpoint(path: str | os.PathLike[str]) -> GGUFCheckpoint | FolderChec
     Raises CheckpointError for anything else, and for a model that is damaged or not supported.
     """
     path = os.fspath(path)
+    check_path(path)
+    return FolderCheckpoint(path) if os.path.isdir(path) else GGUFCheckpoint(path)
+
+
+def check_path(path: str) -> None:
+    """Raises CheckpointError, saying what to give instead, for what cannot be a model by its names alone."""
     if os.path.isdir(path):
         if os.path.exists(os.path.join(path, "config.json")):
-            return FolderCheckpoint(path)
+            return
         files = sorted(name for name in os.listdir(path) if name.endswith(".gguf"))
         if files:
             raise CheckpointError(f"{path}: a folder of GGUF files; give one of them: {', '.join(files[:8])}")
@@ -26,4 +32,3 @@ def open_checkpoint(path: str | os.PathLike[str]) -> GGUFCheckpoint | FolderChec
         raise CheckpointError(f"{path}: no such file or folder")
     if path.endswith((".safetensors", ".json")):
         raise CheckpointError(f"{path}: give the folder with config.json and weights, not a file in it")
-    return GGUFCheckpoint(path)

@@ -25,6 +25,7 @@ class Tokenizer:
         self._visible = [
             b"" if token in parts.special_ids else piece for token, piece in enumerate(parts.pieces)
         ]
+        self._longest = max(map(len, parts.pieces), default=0)
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
@@ -73,6 +74,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The number of tokens; a model's output may have more rows."""
         return len(self._parts.pieces)
+
+    @property
+    def longest_token_bytes(self) -> int:
+        """The most bytes that one token says."""
+        return self._longest
 
     @property
     def special_ids(self) -> frozenset[int]:

@@ -32,6 +32,7 @@ from tenfold.checkpoint.tokenizer_base import (
     byte_level_alphabet,
     byte_level_piece,
 )
+from tenfold.checkpoint.tokenizer_folder import library_ids
 from tenfold.checkpoint.tokenizer_metadata import numbers, optional, required, strings, token_id
 from tenfold.checkpoint.tokenizer_spm import SentencePieceEncoder
 
@@ -88,7 +89,7 @@ class BytePairEncoder:
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         tokenizer = self._with_special if parse_special else self._without_special
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        ids = library_ids(tokenizer, text)
         if self._hole is not None and self._hole in ids:
             return [token for token in ids if token != self._hole]
         return ids

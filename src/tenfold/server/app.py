@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
 from tenfold.config import PAGE_ROWS
-from tenfold.limits import PromptTooLong, RequestError, check_prompt
+from tenfold.limits import PromptTooLong, check_prompt
 from tenfold.protocol import EnginePlan, Request
-from tenfold.server.errors import ApiError, invalid
+from tenfold.server.errors import ApiError, invalid, unexpected
 from tenfold.server.exchange import Exchange, Receive, Scope, Send, answer, answer_error
 from tenfold.server.flights import ClientGone, Flight, Flights
 from tenfold.server.metrics import Metrics
@@ -23,8 +25,12 @@ from tenfold.server.requests import ApiRequest, parse_chat, parse_completion
 from tenfold.server.shapes import ChatShape, CompletionShape, Shape
 from tenfold.server.text import Text
 
-LONG_TEXT = 1 << 14
-"""Characters; a longer prompt is tokenized in a thread, so that streams do not stand still meanwhile."""
+LONG_BODY = 1 << 14
+"""Bytes; a longer body is checked and tokenized in a thread, so that streams do not stand still meanwhile."""
+_LONG_THREADS = 2
+"""Each may hold Python's lock for some milliseconds when the event loop wants it: few, so others wait."""
+
+log = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
@@ -48,6 +54,7 @@ class App:
         self._text = text
         self._flights = flights
         self._metrics = metrics
+        self._long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long-body")
         self._created = int(time.time())
         self._models = msgspec.json.encode({"object": "list", "data": [self._model_object()]})
         self._gets: dict[str, Callable[[], tuple[int, bytes, str]]] = {
@@ -80,6 +87,10 @@ class App:
         except ApiError as error:
             await answer_error(send, request_id, error)
             return
+        except Exception:
+            log.exception("%s %s failed", method, path)
+            await answer_error(send, request_id, unexpected())
+            return
         await answer(send, request_id, status, body, kind)
 
     def _ready(self) -> tuple[int, bytes, str]:
@@ -105,7 +116,15 @@ class App:
         return 200, msgspec.json.encode(self._model_object()), "application/json"
 
     async def read_body(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body. Raises ApiError (413) when it is too long, ClientGone."""
+        """The whole body. Raises ApiError when it is too long (413) or encoded (415), ClientGone."""
+        encoding = (_header(scope, b"content-encoding") or b"identity").decode("latin-1").strip().lower()
+        if encoding != "identity":
+            raise ApiError(
+                415,
+                f"the body's content-encoding is {encoding:.80}; send it as it is",
+                code="unsupported_content_encoding",
+                headers=(("accept-encoding", "identity"),),
+            )
         limit = self._max_body_bytes
         too_long = ApiError(413, f"the body is longer than {limit} bytes", code="body_too_long")
         length = _header(scope, b"content-length")
@@ -124,23 +143,20 @@ class App:
             if not message.get("more_body"):
                 return b"".join(parts)
 
-    def parse(self, chat: bool, body: bytes) -> ApiRequest:
-        """Checks a body."""
-        parse = parse_chat if chat else parse_completion
-        return parse(body, (self._model,), self._plan.vocab_size)
+    async def prepare(self, chat: bool, body: bytes) -> tuple[ApiRequest, tuple[int, ...]]:
+        """A body, checked, and its prompt's tokens.
 
-    async def tokenize(self, parsed: ApiRequest) -> tuple[int, ...]:
-        """The prompt's tokens. Raises ApiError when there are too many or none, or the template refuses."""
-        where = parsed.prompt_field
-        if parsed.token_ids is not None:
-            ids: tuple[int, ...] = parsed.token_ids
-        else:
-            try:
-                ids = tuple(await self._encode(parsed))
-            except ValueError as error:
-                raise invalid(where, str(error)) from None
+        Raises ApiError: a field is wrong, there are too many tokens or none, or the template refuses.
+        """
+        if len(body) <= LONG_BODY:
+            return self._prepare(chat, body)
+        return await asyncio.get_running_loop().run_in_executor(self._long, self._prepare, chat, body)
+
+    def _prepare(self, chat: bool, body: bytes) -> tuple[ApiRequest, tuple[int, ...]]:
         plan = self._plan
+        parsed = (parse_chat if chat else parse_completion)(body, (self._model,), plan.vocab_size)
         try:
+            ids = self._encode(parsed)
             check_prompt(ids, 0, plan.vocab_size, plan.max_context, plan.kv_pages * PAGE_ROWS)
             wanted = parsed.params.max_tokens or 0
             if len(ids) + wanted > plan.max_context:
@@ -150,21 +166,19 @@ class App:
                     f"{plan.max_context}. Shorten the prompt, or lower max_tokens",
                 )
         except PromptTooLong as error:
-            raise invalid(where, str(error), code="context_length_exceeded") from None
-        except RequestError as error:
-            raise invalid(where, str(error)) from None
-        return ids
+            raise invalid(parsed.prompt_field, str(error), code="context_length_exceeded") from None
+        except ValueError as error:
+            raise invalid(parsed.prompt_field, str(error)) from None
+        return parsed, ids
 
-    async def _encode(self, parsed: ApiRequest) -> list[int]:
-        loop = asyncio.get_running_loop()
+    def _encode(self, parsed: ApiRequest) -> tuple[int, ...]:
+        if parsed.token_ids is not None:
+            return parsed.token_ids
+        context = self._plan.max_context
         if parsed.messages is not None:
-            if sum(len(message["content"]) for message in parsed.messages) > LONG_TEXT:
-                return await loop.run_in_executor(None, self._text.encode_chat, parsed.messages)
-            return self._text.encode_chat(parsed.messages)
+            return tuple(self._text.encode_chat(parsed.messages, context))
         assert parsed.text is not None
-        if len(parsed.text) > LONG_TEXT:
-            return await loop.run_in_executor(None, self._text.encode_prompt, parsed.text)
-        return self._text.encode_prompt(parsed.text)
+        return tuple(self._text.encode_prompt(parsed.text, context))
 
     def submit(self, request: Request) -> Flight:
         """See `Flights.submit`."""

@@ -48,6 +48,11 @@ def unavailable(message: str, retry_after_s: int) -> ApiError:
     )
 
 
+def unexpected() -> ApiError:
+    """A fault of the server's own: 500. What it was is in the log, and no business of the client's."""
+    return broken("the server failed on this request; its log says why")
+
+
 def broken(message: str) -> ApiError:
     """The request was accepted and could not be finished: 500."""
     return ApiError(500, message, type="server_error", code="internal_error")

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from tenfold.protocol import Request
-from tenfold.server.errors import ApiError, broken
+from tenfold.server.errors import ApiError, broken, unexpected
 from tenfold.server.flights import ClientGone, Flight
 from tenfold.server.metrics import Metrics
 from tenfold.server.output import Output, Piece
@@ -38,9 +38,7 @@ class Desk(Protocol):
 
     async def read_body(self, scope: Scope, receive: Receive) -> bytes: ...
 
-    def parse(self, chat: bool, body: bytes) -> ApiRequest: ...
-
-    async def tokenize(self, parsed: ApiRequest) -> tuple[int, ...]: ...
+    async def prepare(self, chat: bool, body: bytes) -> tuple[ApiRequest, tuple[int, ...]]: ...
 
     def submit(self, request: Request) -> Flight: ...
 
@@ -67,8 +65,8 @@ class Exchange:
         """Answers, whatever happens; the flight is released on every way out."""
         app = self._app
         try:
-            parsed = app.parse(self._chat, await app.read_body(scope, self._receive))
-            prompt = await app.tokenize(parsed)
+            body = await app.read_body(scope, self._receive)
+            parsed, prompt = await app.prepare(self._chat, body)
             # The client's id may be used twice; the engine's must not be.
             request = Request(
                 id=f"{self._id}-{secrets.token_hex(4)}",
@@ -104,6 +102,10 @@ class Exchange:
                 else:
                     log.error("%s failed: %s", self._id, error.message)
                     await self._fail(error)
+            except Exception:
+                finish = "error"
+                log.exception("%s failed", self._id)
+                await self._fail(unexpected())
         finally:
             watcher.cancel()
             app.release(flight)

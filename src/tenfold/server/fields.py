@@ -85,5 +85,8 @@ def check_number(name: str, value: Any, range: Range) -> float:
 
 def show(value: Any) -> str:
     """A value for an error message: JSON, cut when it is long."""
-    text = msgspec.json.encode(value).decode()
+    try:
+        text = msgspec.json.encode(value).decode()
+    except RecursionError:  # decoded further up, where there was more room
+        return "nested too deeply to be shown"
     return text if len(text) <= 80 else text[:77] + "..."

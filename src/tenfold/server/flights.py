@@ -23,6 +23,8 @@ from tenfold.worker.process import ENGINE_BUILDER
 MAX_DEATHS = 2
 """So many workers may die with a request in flight; then it is given up, for it may be what kills them."""
 MAX_RETRY_AFTER_S = 60
+_KNOWN_ENDS = 16
+"""From fewer ends no rate is to be had: the first requests of a burst end late, and then many at once."""
 
 
 class ClientGone(Exception):
@@ -101,8 +103,12 @@ class Flights:
         """Starts the worker. Raises StartError."""
         return await self._supervisor.start()
 
+    async def ended(self) -> None:
+        """See `Supervisor.ended`."""
+        await self._supervisor.ended()
+
     async def stop(self) -> None:
-        """Ends every flight, then the worker."""
+        """Ends every flight, then the worker. Raises StartError as `Supervisor.stop` does."""
         self.abort_all("the server is shutting down")
         await self._supervisor.stop()
 
@@ -135,6 +141,7 @@ class Flights:
         now = time.monotonic()
         if not self._flights:
             self._progress_at = now
+            self._ends.clear()  # from before the server fell idle: they say nothing of its rate
         flight = Flight(request, now)
         self._flights[request.id] = flight
         self._metrics.in_flight += 1
@@ -246,7 +253,7 @@ class Flights:
     def _retry_after_s(self) -> int:
         """When those who wait now will have begun, at the rate at which requests ended lately."""
         waiting = len(self._flights) - self._max_running
-        if len(self._ends) < 2:
+        if len(self._ends) < _KNOWN_ENDS:
             return 1
         span_s = time.monotonic() - self._ends[0]
-        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(waiting * span_s / len(self._ends))))
+        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(waiting * span_s / (len(self._ends) - 1))))

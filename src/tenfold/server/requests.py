@@ -77,6 +77,8 @@ def _fields(body: bytes, models: tuple[str, ...]) -> Fields:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body's JSON is nested too deeply", code="invalid_json") from None
     fields = Fields(data)
     model = fields.string("model")
     if model is not None and model not in models:
@@ -195,6 +197,13 @@ def _prompt(value: Any, vocab_size: int) -> tuple[str | None, tuple[int, ...] | 
     if isinstance(value, str):
         return value, None
     if isinstance(value, list) and value and isinstance(value[0], str | list):
+        other = next((i for i, item in enumerate(value) if type(item) is not type(value[0])), None)
+        if other is not None:
+            raise invalid(
+                "prompt",
+                f"prompt[{other}] is {show(value[other])}, and prompt[0] is not of that kind; a prompt is a "
+                "string or a list of token ids",
+            )
         raise invalid(
             "prompt",
             f"prompt has {len(value)} prompts; send one a request, they are batched all the same",

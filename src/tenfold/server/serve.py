@@ -68,7 +68,8 @@ def serve(
     """Serves the model at ``path`` until SIGINT or SIGTERM.
 
     Then it accepts nothing more, lets running requests go on for ``config.drain_s`` (a second signal cuts
-    that short), and returns. Raises StartError, OSError, or what ``load_text`` raises.
+    that short), and returns. Raises StartError (also later, when the supervision of the worker fails),
+    OSError, or what ``load_text`` raises.
     """
     sock = bind(config.host, config.port)
     with sock:
@@ -131,7 +132,10 @@ async def _serve(
             host, port = sock.getsockname()[:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
             on_ready(ResolvedPlan(config=config, path=path, engine=plan), url)
-        await stop_asked.wait()
+        ends = [asyncio.create_task(stop_asked.wait()), asyncio.create_task(flights.ended()), serving]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for task in ends[:2]:
+            task.cancel()
         await _drain(flights, server, serving, stop_asked, config.drain_s)
     finally:
         await flights.stop()

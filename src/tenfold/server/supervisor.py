@@ -36,7 +36,8 @@ EXIT_GRACE_S = 1.0
 
 
 class StartError(Exception):
-    """The worker could not build its engine; the message is the worker's own."""
+    """There is no worker and there will be none: it could not build its engine (the message is its own), or
+    the supervision itself has failed."""
 
 
 class WorkerEvents(Protocol):
@@ -108,8 +109,13 @@ class Supervisor:
     async def start(self) -> EnginePlan:
         """Starts the first worker and waits until it is ready. Raises StartError."""
         self._first = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._keep_alive())
+        self._task = asyncio.create_task(self._supervise())
         return await self._first
+
+    async def ended(self) -> None:
+        """Waits until the supervision has ended: it was stopped, or has failed, and then `stop` raises."""
+        assert self._task is not None
+        await asyncio.wait([self._task])
 
     def send(self, message: FrontMessage) -> None:
         """Sends if a worker is up; otherwise the message is dropped, as a worker that dies would drop it."""
@@ -117,7 +123,10 @@ class Supervisor:
             self._link.send(message)
 
     async def stop(self) -> None:
-        """Ends the worker; it is killed when it is in a step that does not end, or still loading."""
+        """Ends the worker; it is killed when it is in a step that does not end, or still loading.
+
+        Raises StartError when the supervision has failed.
+        """
         self._stopping = True
         if self._task is None:
             return
@@ -149,6 +158,19 @@ class Supervisor:
             if not self._stopping:
                 self._events.worker_lost()
 
+    async def _supervise(self) -> None:
+        """`_keep_alive`; an exception that it did not expect ends everything, and nobody waits for ever."""
+        assert self._first is not None
+        try:
+            await self._keep_alive()
+        except Exception as error:
+            log.exception("supervising the worker failed")
+            reason = f"supervising the worker failed: {type(error).__name__}: {error}"
+            self._events.worker_down(reason)
+            if self._first.done():
+                raise StartError(reason) from error
+            self._first.set_exception(StartError(reason))
+
     async def _keep_alive(self) -> None:
         assert self._first is not None
         short_lives = failed_starts = 0
@@ -173,7 +195,10 @@ class Supervisor:
         """One worker from start to end; returns why it ended."""
         self._last_words = ""
         self._lived_s = None
-        process, sock = spawn_worker(self._builder)
+        try:
+            process, sock = spawn_worker(self._builder)
+        except OSError as error:  # too many processes or files, which may pass
+            return f"no process to be had: {error}"
         try:
             loop = asyncio.get_running_loop()
             _, link = await loop.create_unix_connection(lambda: _Link(self), sock=sock)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tenfold.checkpoint.control_names import ControlNames
+from tenfold.limits import PromptTooLong
 
 
 class Tokens(Protocol):
@@ -15,6 +16,9 @@ class Tokens(Protocol):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def longest_token_bytes(self) -> int: ...
 
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]: ...
 
@@ -52,34 +56,54 @@ class Text:
     control_names: ControlNames = field(default_factory=lambda: ControlNames(()))
     """What must not become a token where it stands in a message."""
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """A raw prompt: special tokens written in it are taken as such."""
+    def encode_prompt(self, text: str, context: int | None = None) -> list[int]:
+        """A raw prompt: special tokens written in it are taken as such.
+
+        Raises PromptTooLong, before the work of tokenizing, for a text that ``context`` tokens cannot hold.
+        """
+        self._check_size(text, context)
         return self.tokenizer.encode(text, add_special_tokens=True, parse_special=True)
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, str]], context: int | None = None) -> list[int]:
         """A conversation, ready for the answer. Names of control tokens in it are plain text.
 
-        Raises ValueError when the template refuses it.
+        Raises ValueError when the template refuses it, and PromptTooLong as `encode_prompt` does.
         """
         if self.template is None:
             raise ValueError("this model has no chat template; use /v1/completions (or generate with --raw)")
         marked, mark = self.control_names.mark(messages)
-        rendered = self.template.render(marked)
+        pieces = self.template.render(marked).split(mark)
+        self._check_size("".join(pieces), context)
         # The template writes the special tokens itself, and only the template.
         return [
             token
-            for piece in rendered.split(mark)
+            for piece in pieces
             for token in self.tokenizer.encode(piece, add_special_tokens=False, parse_special=True)
         ]
+
+    def _check_size(self, text: str, context: int | None) -> None:
+        if context is None:
+            return
+        # A normalizer may make a text smaller first, but hardly one whose every token is of the longest kind.
+        size = len(text.encode("utf-8", errors="surrogatepass"))
+        most = context * self.tokenizer.longest_token_bytes
+        if size > most:
+            raise PromptTooLong(
+                "prompt",
+                f"has {size} bytes; the model's context of {context} tokens holds {most} at the very most. "
+                "Shorten the prompt",
+            )
 
 
 def load_text(path: str) -> Text:
     """The text side of the model at ``path``. Raises CheckpointError (a ValueError), naming file or key."""
     from tenfold.checkpoint.chat_template import ChatTemplate
     from tenfold.checkpoint.gguf_checkpoint import GGUFCheckpoint
+    from tenfold.checkpoint.open import check_path
     from tenfold.checkpoint.text_stream import TextStream
     from tenfold.checkpoint.tokenizer import Tokenizer
 
+    check_path(path)  # first what is wrong with the whole, as the worker says it
     if Path(path).is_dir():
         tokenizer = Tokenizer.from_folder(path)
         template = ChatTemplate.from_folder(path, tokenizer.named_tokens)

@@ -6,7 +6,7 @@ from tenfold.backends.base import CompileOptions, ProgramInfo
 from tenfold.backends.native import NativeBackend, resolve_kv_format
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
-from tenfold.config import PAGE_ROWS, available_memory, plan_kv
+from tenfold.config import PAGE_ROWS, available_memory, check_kv_memory, plan_kv, total_memory
 from tenfold.engine.engine import Engine
 from tenfold.engine.limits import EngineConfig
 from tenfold.graph.graph import Graph
@@ -29,6 +29,7 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
     checkpoint = open_checkpoint(locate(settings.model))
     try:
         graph = build_graph(checkpoint.config)
+        check_kv_memory(settings.kv_memory_bytes, total_memory())
         pages = plan_kv(
             settings.kv_memory_bytes,
             available_memory(),
