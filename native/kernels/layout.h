@@ -52,8 +52,8 @@ struct Layout {
 // minimum into the dot product: sum(w - z)(a) = sum(w a) - z sum(a).
 //
 // A stretch with an outlier would leave its other elements few levels. Such a stretch is fine: it has a second plane
-// of codes that are worth 1/256 of the first, x = |scale| * (codes + low / 256), and its scale is negative. About one
-// stretch in four is fine, and a layer's error falls to a third; see quantize() in elementwise.cpp.
+// of codes that are worth 1/256 of the first, x = |scale| * (codes + low / 256), and its scale is negative. About three
+// stretches in ten are fine, and a layer's error falls to a third; see quantize() in elementwise.cpp.
 struct alignas(64) Stretch {
   int8_t codes[kActGroup];
   float scale;
