@@ -99,7 +99,12 @@ struct Step {
     b.top_logprobs = top_logprobs.data();
     b.logits = logits.data();
     program.step(b);
-    for (int32_t token : drawn) CHECK(token >= 0 && token < kVocab);
+    // Nothing is drawn only where there is nothing to draw.
+    for (size_t i = 0; i < drawn.size(); ++i) {
+      const float* row = logits.data() + i * kVocab;
+      const bool any = std::any_of(row, row + kVocab, [](float x) { return x > -INFINITY; });
+      CHECK(drawn[i] < kVocab && (drawn[i] >= 0 || !any || sampling[i].biases > 0));
+    }
   }
 };
 
@@ -280,6 +285,7 @@ void test_broken_activations() {
     Step step;
     step.part({0, 0, 1}, 0, 3, {0}).run(*model);
     for (size_t i = 0; i < 2 * kVocab; ++i) CHECK(std::isnan(step.logits[i]));
+    CHECK(step.drawn[0] == -1 && step.drawn[1] == -1);
   }
 }
 
