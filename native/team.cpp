@@ -99,6 +99,7 @@ void Team::run(Task task, void* context) {
   began_ = Clock::now();
   enlist();
   stalled_ = {};
+  awake_ = false;
   task_ = task;
   context_ = context;
   const int wanted = active_;
@@ -134,7 +135,8 @@ bool Team::meet(int index) {
 }
 
 void Team::reconsider(Clock::duration waited) {
-  if (waited < kStall || fixed_ > 0) return;
+  // Everybody's first barrier of a task also waits for those who slept to wake up, which says nothing of the cores.
+  if (!std::exchange(awake_, true) || waited < kStall || fixed_ > 0) return;
   stalled_ += waited;
   const Clock::time_point now = Clock::now();
   if (stalled_ < kForgiven + (now - began_) / 3) return;

@@ -70,6 +70,7 @@ class Team {
   const int capacity_;
   const pid_t process_;
   int active_, fixed_ = 0;
+  bool awake_ = false;  // all have met once in this task
   Task task_ = nullptr;
   void* context_ = nullptr;
   Clock::time_point began_, retry_at_{};

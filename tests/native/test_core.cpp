@@ -462,6 +462,7 @@ void test_shrinking() {
     team.run(
         [](void* self, int index) {
           Work& w = *static_cast<Work*>(self);
+          if (!w.team->barrier(index)) return false;
           if (w.late && index == 1) std::this_thread::sleep_for(milliseconds(100));
           if (!w.team->barrier(index)) return false;
           w.done[static_cast<size_t>(index)] = w.team->size();
