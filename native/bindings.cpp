@@ -306,7 +306,7 @@ NB_MODULE(_native, m) {
             const auto& [weight, eps, offset] = norm;
             p.add_linear(input, {weight, eps, offset}, list, activation_of(gate), residual, output, column);
           },
-          "input"_a, "norm"_a, "parts"_a, "gate"_a, "residual"_a, "output"_a, "column"_a = 0)
+          "input"_a, "norm"_a, "parts"_a, "gate"_a, "residual"_a, "output"_a, "column"_a = -1)
       .def(
           "add_gate",
           [](Program& p, const std::string& activation, int first, int second, int output) {

@@ -143,9 +143,9 @@ void Program::add_linear(int input, NormSpec norm, std::vector<LinearPart> parts
   }
   for (size_t i = 0; i + 1 < parts.size() && gate == Activation::None; ++i)
     if (matrix(parts[i].matrix).rows % kPanel != 0) refuse("linear: rows of joined matrices must be multiples of 16");
-  const bool apart = column != 0 || width < out.width;
-  if (column < 0 || column % kPanel != 0 || width > out.width - column ||
-      (apart && (residual >= 0 || parts.size() != 1)))
+  const bool apart = column >= 0;
+  if (apart ? column % kPanel != 0 || width > out.width - column || residual >= 0 || parts.size() != 1
+            : column != -1 || width != out.width)
     refuse("linear: output width differs from the matrices");
   if (norm.weight >= 0) {
     if (in.width % 16 != 0) refuse("linear: a norm needs a width that is a multiple of 16");
@@ -155,7 +155,7 @@ void Program::add_linear(int input, NormSpec norm, std::vector<LinearPart> parts
   if (output == input) refuse("linear: the output cannot be the input");
   if (residual >= 0) check_like(residual, out, "linear residual");
   if (in.selected != out.selected) refuse("linear: input and output must both be selected rows or neither");
-  ops_.push_back(make_linear(input, norm, std::move(parts), gate, residual, output, column));
+  ops_.push_back(make_linear(input, norm, std::move(parts), gate, residual, output, std::max(column, 0)));
 }
 
 void Program::add_gate(Activation activation, int first, int second, int output) {

@@ -100,9 +100,9 @@ class Program {
   void add_embed(int matrix, float scale, int output);
   // output = parts(norm(input)); with a gate two parts of equal rows: activation(first) * second. Adds `residual` (-1:
   // none), which may be the output itself.
-  // `column`: where in the output the parts begin; what lies beside them is another op's.
+  // `column`: where in the output the part begins, what lies beside it being another op's; -1: the parts are all.
   void add_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual, int output,
-                  int column = 0);
+                  int column = -1);
   void add_attention(int input, AttentionSpec spec, int output);
   void add_norm(int input, NormSpec norm, int residual, int output);
   void add_gate(Activation activation, int first, int second, int output);
