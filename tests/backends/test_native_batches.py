@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenfold.backends.base import SamplingBatch, StepBatch
+from tenfold.backends.base import SamplingBatch, StepBatch, StepOutput
 from tenfold.backends.native import NativeProgram
 from tenfold.graph.builder import GraphBuilder
 from tests.backends.test_sampling import sampling
@@ -30,6 +30,14 @@ def good() -> StepBatch:
         Part(tokens=[1, 2, 3], pages=[3], wanted=[0, 2]),
         Part(tokens=[4, 5], pages=[5, 4], cached=15, wanted=[1]),
     )
+
+
+def check_drawn(output: StepOutput) -> None:
+    """Tokens of the vocabulary; -1 in exactly the rows whose logits hold no number above -inf."""
+    assert output.logits is not None
+    drawable = (output.logits > -np.inf).any(axis=1)
+    np.testing.assert_array_equal(output.tokens >= 0, drawable)
+    assert ((output.tokens >= -1) & (output.tokens < 96)).all()
 
 
 def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -159,13 +167,14 @@ def test_no_batch_reaches_beyond_its_arrays(data: st.DataObject) -> None:
         pages=data.draw(st.one_of(wild(pages), st.just(np.arange(pages, dtype=np.int32)))),
         logit_rows=data.draw(st.one_of(wild(wanted), st.just(np.arange(wanted, dtype=np.int32)))),
         sampling=sampling(wanted),
+        want_logits=True,
     )
     try:
         output = PROGRAM.step(batch)
     except ValueError as error:
         assert "step: " in str(error)
     else:
-        assert ((output.tokens >= -1) & (output.tokens < 96)).all()
+        check_drawn(output)
 
 
 @settings(max_examples=200, deadline=None)
@@ -191,7 +200,7 @@ def test_any_sampling_parameters_draw_some_token(data: st.DataObject) -> None:
         wanted, top_k=data.draw(wild(3)), logprobs=np.minimum(data.draw(wild(3)), 96), **columns
     )
     output = PROGRAM.step(msgspec.structs.replace(good(), sampling=wanted))
-    assert ((output.tokens >= -1) & (output.tokens < 96)).all()
+    check_drawn(output)
 
 
 def test_a_step_may_want_no_logits() -> None:

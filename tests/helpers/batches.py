@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from tenfold.backends.base import SamplingBatch, StepBatch
+from tenfold.backends.base import StepBatch
+from tenfold.bench.stepping import greedy as greedy
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,28 +18,6 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     pages: Sequence[int]
     cached: int = 0
     wanted: Sequence[int] | None = None
-
-
-def greedy(count: int) -> SamplingBatch:
-    """Plain argmax for ``count`` rows."""
-    return SamplingBatch(
-        temperature=np.zeros(count, np.float32),
-        top_k=np.zeros(count, np.int32),
-        top_p=np.ones(count, np.float32),
-        min_p=np.zeros(count, np.float32),
-        repetition=np.ones(count, np.float32),
-        presence=np.zeros(count, np.float32),
-        frequency=np.zeros(count, np.float32),
-        seed=np.zeros(count, np.uint64),
-        position=np.zeros(count, np.int64),
-        history_offsets=np.zeros(count + 1, np.int32),
-        history_tokens=np.zeros(0, np.int32),
-        history_counts=np.zeros(0, np.int32),
-        bias_offsets=np.zeros(count + 1, np.int32),
-        bias_tokens=np.zeros(0, np.int32),
-        bias_values=np.zeros(0, np.float32),
-        logprobs=np.full(count, -1, np.int32),
-    )
 
 
 def step_batch(*parts: Part) -> StepBatch:
