@@ -35,6 +35,8 @@ class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_format: Literal["auto", "bf16", "f32", "q8"] = "auto"
     """What KV rows are held in. ``q8``: int8 with a scale per row and head. ``auto``: bf16, or f32 with f32
     weights."""
+    taps: tuple[str, ...] = ()
+    """Values of the graph (of all rows, or of the wanted ones) that steps can hand back for wanted rows."""
     fused: bool = True
     """False: every op on its own, as a call of its own. The same answers, slower: for measuring what fusing
     gains."""
@@ -101,6 +103,8 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     """N entries."""
     want_logits: bool = False
     """Also hand back the raw logits."""
+    want_features: bool = False
+    """Also hand back the values that the program was compiled with as ``taps``."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +120,8 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """[N, K]"""
     logits: Floats | None = None
     """[N, vocab]"""
+    features: Floats | None = None
+    """[N, sum of the taps' widths], the taps side by side in their order."""
 
 
 class WeightReport(msgspec.Struct, frozen=True):
@@ -173,6 +179,46 @@ class Program(Protocol):
 
     def close(self) -> None:
         """Stops the threads and frees the memory; the program must not be used afterwards."""
+        ...
+
+
+class UnrollBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recurrent program drafts for: S sequences, each from its features and its newest token."""
+
+    features: Floats
+    """[S, feature_width]"""
+    tokens: Int32s
+    """[S] newest token of each, of the target's vocabulary."""
+    seed: npt.NDArray[np.uint64]
+    position: npt.NDArray[np.int64]
+    """[S] index in the sequence of the first token to be drafted: the counter of the noise."""
+    temperature: Floats
+    """[S] 0: the most likely token."""
+    lengths: Int32s
+    """[S] tokens to draft, at least 1."""
+    floor: Floats
+    """[S] a sequence drafts no further once the product of its drafts' probabilities is below this."""
+
+
+class UnrollOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts. K is the longest of the lengths."""
+
+    tokens: Int32s
+    """[S, K] tokens of the target's vocabulary; -1 beyond a sequence's own."""
+    logprobs: Floats
+    """[S, K] of each, in the drafter's distribution at its temperature (at 1 where that is 0)."""
+
+
+class RecurrentProgram(Protocol):
+    """A compiled `tenfold.graph.recurrent.RecurrentGraph`."""
+
+    def unroll(self, batch: UnrollBatch) -> UnrollOutput:
+        """Drafts token after token, each drawn as the target would draw it: the argmax over the drafter's
+        rows of ``logit / temperature + Gumbel(seed, position, token_ids[row])``. Raises ValueError."""
+        ...
+
+    def close(self) -> None:
+        """Frees the memory."""
         ...
 
 

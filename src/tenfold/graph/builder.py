@@ -13,8 +13,10 @@ from tenfold.graph.ops import (
     Add,
     AnyOp,
     Attention,
+    Concat,
     Embed,
     Gate,
+    Input,
     KVSpec,
     Linear,
     RMSNorm,
@@ -47,6 +49,14 @@ class GraphBuilder:
         """``weight[token] * scale``."""
         spec = WeightSpec(weight, (vocab_size, width))
         return self._append(Embed(output=self._value(weight), weight=spec, scale=scale))
+
+    def input(self, name: str, width: int) -> str:
+        """A value that the caller hands in with each step, under this name."""
+        return self._append(Input(output=name, width=width))
+
+    def concat(self, *values: str) -> str:
+        """The values side by side."""
+        return self._append(Concat(inputs=values, output=self._value("concat")))
 
     def linear(self, x: str, weight: str, out: int, bias: str | None = None) -> str:
         """``x @ weight.T + bias``; the weight is ``[out, width of x]``."""

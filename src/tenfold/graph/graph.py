@@ -21,6 +21,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_context: int
     """Positions the model was made for; a request beyond it is refused."""
+    layer_outputs: tuple[str, ...] = ()
+    """The residual stream after each layer, for those who look into the model (drafters, calibration)."""
 
     @property
     def weights(self) -> dict[str, WeightSpec]:

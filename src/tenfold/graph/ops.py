@@ -92,6 +92,16 @@ class Embed(Op, frozen=True, tag="embed", kw_only=True):
         return (self.weight,)
 
 
+class Input(Op, frozen=True, tag="input", kw_only=True):
+    """A value that the caller hands in with the step, ``[rows, width]``, instead of one that is computed."""
+
+    width: int
+
+
+class Concat(Op, frozen=True, tag="concat", kw_only=True):
+    """Its inputs side by side, in their order."""
+
+
 class Linear(Op, frozen=True, tag="linear", kw_only=True):
     """``output = input @ weight.T + bias``."""
 
@@ -172,4 +182,6 @@ class SelectRows(Op, frozen=True, tag="select_rows", kw_only=True):
     """Keeps the rows whose logits are wanted, in their order."""
 
 
-AnyOp = Embed | Linear | RMSNorm | Rope | Attention | Add | Gate | Scale | Softcap | SelectRows
+AnyOp = (
+    Embed | Input | Concat | Linear | RMSNorm | Rope | Attention | Add | Gate | Scale | Softcap | SelectRows
+)

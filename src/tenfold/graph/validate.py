@@ -9,8 +9,10 @@ from tenfold.graph.ops import (
     Add,
     AnyOp,
     Attention,
+    Concat,
     Embed,
     Gate,
+    Input,
     KVSpec,
     Linear,
     RMSNorm,
@@ -38,12 +40,20 @@ def output_width(op: AnyOp, widths: Mapping[str, int]) -> int:
     for name in op.inputs:
         if name not in widths:
             raise GraphError(f"{describe(op)}: input {name!r} is not defined before it")
-    count = {Embed: 0, Attention: 3, Add: 2, Gate: 2}.get(type(op), 1)
+    count = {Embed: 0, Input: 0, Attention: 3, Add: 2, Gate: 2}.get(type(op), 1)
+    if isinstance(op, Concat):
+        count = max(len(op.inputs), 2)
     if len(op.inputs) != count:
         raise GraphError(f"{describe(op)}: has {len(op.inputs)} inputs, needs {count}")
     shapes = [widths[name] for name in op.inputs]
     if isinstance(op, Embed):
         return _matrix(op, op.weight)[1]
+    if isinstance(op, Input):
+        if op.width <= 0:
+            raise GraphError(f"{describe(op)}: width {op.width} is not positive")
+        return op.width
+    if isinstance(op, Concat):
+        return sum(shapes)
     if isinstance(op, Linear):
         rows, cols = _matrix(op, op.weight)
         _expect(op, "input width", shapes[0], cols)

@@ -1,0 +1,1 @@
+"""Drafting tokens ahead of the target: drafters, the choice among them, and training them."""
