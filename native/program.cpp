@@ -220,18 +220,18 @@ void Program::add_softcap(int v, float cap) {
 }
 
 size_t Program::quant_bytes(int rows) const {
-  return static_cast<size_t>(rows) * (widest_ / kActGroup) * (sizeof(Stretch) + sizeof(FineStretch));
+  return aligned(static_cast<size_t>(rows) * (widest_ / kActGroup) * (sizeof(Stretch) + sizeof(HighStretch)));
 }
 
-QuantRows Program::quant_at(uint8_t* base, int rows, int pitch) const {
-  const size_t stretches = widest_ / kActGroup;
+QuantRows Program::quant_at(uint8_t* base, int rows, int pitch, int stretches) const {
+  const size_t each = static_cast<size_t>(stretches);
   Stretch* first = reinterpret_cast<Stretch*>(base);
-  FineStretch* second = reinterpret_cast<FineStretch*>(first + static_cast<size_t>(rows) * stretches);
-  return {first, second, static_cast<size_t>(pitch), stretches};
+  HighStretch* second = reinterpret_cast<HighStretch*>(first + static_cast<size_t>(rows) * each);
+  return {first, second, static_cast<size_t>(pitch), each};
 }
 
 float* Program::private_normed(int thread) {
-  return reinterpret_cast<float*>(scratch(thread) + quant_bytes(kPrivateRows));
+  return reinterpret_cast<float*>(scratch(thread) + quant_bytes(kRowBlock));
 }
 
 void Program::finish(int logits) {
@@ -249,9 +249,9 @@ void Program::finish(int logits) {
   }
   // max_logit_rows never exceeds max_rows, so shared buffers serve selected rows too.
   shared_ = Mapping(quant_bytes(shared_rows()));
-  normed_memory_ = Mapping(static_cast<size_t>(options_.max_rows) * widest_ * 4);
+  normed_memory_ = Mapping(static_cast<size_t>(shared_rows()) * widest_ * 4);
   normed_ = reinterpret_cast<float*>(normed_memory_.data());
-  const size_t mine = quant_bytes(kPrivateRows) + (kPrivateRows + 2) * widest_ * 4 + (size_t{256} << 10);
+  const size_t mine = quant_bytes(kRowBlock) + kRowBlock * widest_ * 4 + (size_t{256} << 10);
   for (int t = 0; t < options_.threads; ++t) {
     scratch_.emplace_back(mine);
     sample_scratch_.emplace_back(static_cast<size_t>(options_.vocab) * 12);

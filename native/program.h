@@ -7,6 +7,7 @@
 // harmless).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -67,6 +68,7 @@ struct ProgramOptions {
   const Kernels* kernels = nullptr;
   int threads = 1, max_rows = 1, max_logit_rows = 1, vocab = 0, kv_pages = 0;
   KvFormat kv_format = KvFormat::BF16;
+  LinearTuning tuning;
 };
 
 struct LinearPart {
@@ -138,16 +140,25 @@ class Program {
   int cache_row(int row) const { return row_cache_[static_cast<size_t>(row)]; }
   const int32_t* page_table(int sequence) const { return batch_->pages + batch_->page_offsets[sequence]; }
   uint8_t* scratch(int thread) { return scratch_[static_cast<size_t>(thread)].data(); }
-  QuantRows shared_codes() { return quant_at(shared_.data(), shared_rows(), kBlockRows); }
-  // `rows` at most kPrivateRows.
-  QuantRows private_codes(int thread, int rows) { return quant_at(scratch(thread), kPrivateRows, rows); }
+  const LinearTuning& tuning() const { return options_.tuning; }
+  // Codes of all rows, at most kRowsEach a thread, of `stretches` each.
+  QuantRows shared_codes(int stretches) { return quant_at(shared_.data(), shared_rows(), kBlockRows, stretches); }
+  // A thread's own, of at most kRowBlock rows. `pitch`: rows of a block of it.
+  QuantRows private_codes(int thread, int pitch, int stretches) {
+    return quant_at(scratch(thread), kRowBlock, pitch, stretches);
+  }
   float* shared_normed() const { return normed_; }
+  // A thread's own [kRowBlock][widest()].
   float* private_normed(int thread);
   size_t widest() const { return widest_; }
 
   // Up to this many rows every thread prepares its own copy of a linear's input: cheaper than a barrier.
   static constexpr int kPrivateRows = 4;
-  // Shared quantized rows lie in blocks of this many; no kernel's tile is larger or crosses a block.
+  // With at least so many rows a thread, a linear's rows are divided among the threads and not its panels.
+  static constexpr int kRowsEach = 32;
+  // Most rows that a thread puts through a linear at a time.
+  static constexpr int kRowBlock = 64;
+  // Quantized rows lie in blocks of this many (or of all, if fewer); no kernel's tile is larger or crosses a block.
   static constexpr int kBlockRows = 16;
 
  private:
@@ -162,8 +173,11 @@ class Program {
   // Finds each row's sequence and cache row. Refuses two rows for one line: they would race.
   void place(const Batch& batch);
   void draw(int thread);
-  QuantRows quant_at(uint8_t* base, int rows, int pitch) const;
-  int shared_rows() const { return (options_.max_rows + kBlockRows - 1) / kBlockRows * kBlockRows; }
+  QuantRows quant_at(uint8_t* base, int rows, int pitch, int stretches) const;
+  // More rows than that are divided among the threads, however many take part.
+  int shared_rows() const {
+    return (std::min(options_.max_rows, kRowsEach * options_.threads) + kBlockRows - 1) / kBlockRows * kBlockRows;
+  }
   size_t quant_bytes(int rows) const;
   void check_building() const;
   int check_value(int index) const;

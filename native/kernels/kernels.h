@@ -30,6 +30,13 @@ struct AttentionItem {
 
 constexpr int kAttentionTile = 12;
 
+// What of the linear family may be chosen per machine. No choice changes a bit of any result.
+struct LinearTuning {
+  int prefetch_bytes = 4096;               // how far ahead of its use a weight is fetched
+  int pair_rows = 17;                      // from so many rows on two panels are multiplied at once
+  size_t block_bytes = size_t{256} << 10;  // codes of the rows that a thread puts through all panels at a time
+};
+
 struct SampleParams {
   float temperature, top_p, min_p, repetition, presence, frequency;
   int top_k;
@@ -56,12 +63,12 @@ struct SampleResult {
 
 struct Kernels {
   const char* isa;
-  // out[r][c] of one panel for `rows` activation rows; out has stride kPanel.
-  void (*linear_quant)(Layout layout, const uint8_t* panel, int cols, const QuantRows& x, int rows, float* out);
+  // out[p * out_pitch + r * kPanel + c] of one or two panels of a layout for `rows` activation rows.
+  void (*linear_quant)(Layout layout, const uint8_t* const* panels, int count, int cols, const QuantRows& x, int rows,
+                       float* out, size_t out_pitch, const LinearTuning& tuning);
+  // out[r * kPanel + c] of one panel.
   void (*linear_float)(Layout layout, const uint8_t* panel, int cols, const float* x, size_t x_stride, int rows,
-                       float* out);
-  // Most rows of one linear call that still keeps its sums in registers.
-  int tile_rows;
+                       float* out, const LinearTuning& tuning);
 
   // One row, into row 0 of `to`.
   void (*quantize)(const float* x, int cols, const QuantRows& to);

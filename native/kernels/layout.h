@@ -31,6 +31,7 @@ struct Layout {
   bool wide = false;
   bool minimum = false;
 
+  bool operator==(const Layout&) const = default;
   bool quantized() const { return format == Format::Q8 || format == Format::Q4; }
   size_t scale_bytes() const { return (wide ? 64u : 32u) * (minimum ? 2u : 1u); }
   size_t group_bytes() const {
@@ -51,37 +52,38 @@ struct Layout {
 // A stretch of 32 activations of a row as int8 codes. The sums fold a weight code's zero point and a weight group's
 // minimum into the dot product: sum(w - z)(a) = sum(w a) - z sum(a).
 //
-// A stretch with an outlier would leave its other elements few levels. Such a stretch is fine: it has a second plane
-// of codes that are worth 1/256 of the first, x = |scale| * (codes + low / 256), and its scale is negative. About three
-// stretches in ten are fine, and a layer's error falls to a third; see quantize() in elementwise.cpp.
+// An outlier would set the scale and leave the others few levels. So its high part lies in a second plane, in steps of
+// 128: x = scale * (codes + 128 * high). The scale is then that of the others; see quantize() in elementwise.cpp.
 struct alignas(64) Stretch {
   int8_t codes[kActGroup];
   float scale;
-  float sum;          // of the values that both planes stand for
-  float sum_half[2];  // the same for each half
-  int32_t minus8;     // -8   * sum(codes)
-  int32_t minus128;   // -128 * sum(codes)
-  int32_t minus128_half[2];
+  float sum;           // of the values that both planes stand for
+  float sum_half[2];   // the same for each half
+  int32_t minus8;      // -8   * the sum of codes + 128 * high
+  int32_t minus128;    // -128 * that
+  int32_t minus_half;  // -128 * that of the first half
+  uint32_t outliers;   // bit q: the second plane has something in quad q; 0: it has nothing and is not written
+
+  int32_t minus128_half(int h) const { return h == 0 ? minus_half : minus128 - minus_half; }
 };
 
-// The second plane; written and read only where the stretch is fine.
-struct alignas(64) FineStretch {
+// The second plane.
+struct alignas(32) HighStretch {
   int8_t codes[kActGroup];
-  int32_t minus8, minus128, minus128_half[2];
 };
 
 // Quantized rows, in blocks of `pitch` rows: [block][stretch][row of block]. A kernel's tile lies within a block, so
 // that it finds the next row at a fixed distance and the next stretch after one step of a pointer.
 struct QuantRows {
   Stretch* stretch;
-  FineStretch* fine;
+  HighStretch* high;
   size_t pitch;
   size_t stretches;
 
   QuantRows from(int row) const {
     const size_t i = static_cast<size_t>(row);
     const size_t at = i / pitch * pitch * stretches + i % pitch;
-    return {stretch + at, fine + at, pitch, stretches};
+    return {stretch + at, high + at, pitch, stretches};
   }
 };
 

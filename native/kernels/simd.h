@@ -17,6 +17,7 @@
 namespace tenfold::TENFOLD_LEVEL {
 
 #define TENFOLD_INLINE inline __attribute__((always_inline))
+#define TENFOLD_LAMBDA __attribute__((always_inline))
 // For loops over the rows of a tile: unrolled, their sums live in registers.
 #define TENFOLD_UNROLL _Pragma("GCC unroll 16")
 

@@ -15,7 +15,6 @@ const Kernels& kernels() {
       TENFOLD_NAME(TENFOLD_LEVEL),
       linear_quant,
       linear_float,
-      linear_tile_rows(),
       quantize,
       rms_norm,
       gate,
