@@ -56,7 +56,7 @@ class FixedSpeculator:
                 chosen, self._drafter.propose(asked, [lengths[i] for i in chosen]), strict=True
             ):
                 drafts[i] = draft.tokens
-                self._idle["no draft"] += not draft.tokens
+                self._idle["no draft"] += len(draft.tokens) == 0
         return drafts
 
     def observe(self, outcomes: Sequence[Outcome], rows: int, step_ms: float) -> None:
