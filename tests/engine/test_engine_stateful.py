@@ -196,5 +196,5 @@ class AnyLoad(RuleBasedStateMachine):
 
 TestAnyLoad = AnyLoad.TestCase
 TestAnyLoad.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

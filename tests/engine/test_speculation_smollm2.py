@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tenfold.backends.base import CompileOptions, Program
-from tenfold.protocol import Request
+from tenfold.protocol import EngineSettings, Request
 from tenfold.speculate.fixed import FixedSpeculator
 from tests.helpers.drafters import drafters
 from tests.helpers.identity import Outcomes, at_once, differences, play, texts_of
@@ -54,6 +54,23 @@ def law(program: Program) -> tuple[list[Request], Outcomes]:
         for n, params in enumerate(PARAMS)
     ]
     return requests, play(program, at_once(requests))[0]
+
+
+def test_a_worker_has_room_for_drafts() -> None:
+    """Beside the sequences that run, also where these are few; never more rows than a step has."""
+    from tenfold.worker.build import build_engine
+
+    for rows, running, room in ((256, 4, 128), (48, 4, 48), (256, 200, 200)):
+        _, info = build_engine(
+            EngineSettings(
+                model="smollm2",
+                threads=1,
+                kv_memory_bytes=1 << 24,
+                max_batch_tokens=rows,
+                max_running=running,
+            )
+        )
+        assert info.max_logit_rows == room
 
 
 @pytest.mark.parametrize(("name", "k"), [("oracle", 7), ("often right", 4), ("wrong", 3)])

@@ -77,10 +77,14 @@ class BatchBuilder:
             self._row_offsets[s + 1] = row
             self._page_offsets[s + 1] = page
             if draws:
-                # A slice costs more than an index, and most steps have one row a sequence.
-                wanted = n if draws == 1 else slice(n, n + draws)
-                self._logit_rows[wanted] = row - 1 if draws == 1 else np.arange(row - draws, row)
-                self._position[wanted] = end if draws == 1 else np.arange(end, end + draws)
+                if draft:
+                    wanted: int | slice = slice(n, n + draws)
+                    self._logit_rows[wanted] = np.arange(row - draws, row)
+                    self._position[wanted] = np.arange(end, end + draws)
+                else:  # most often; an index costs less than a slice
+                    wanted = n
+                    self._logit_rows[n] = row - 1
+                    self._position[n] = end
                 self._sample(wanted, sequence)
                 self._history(n, sequence, draft)
                 self._bias(n, sequence, draws)
@@ -134,7 +138,8 @@ class BatchBuilder:
         at = int(self._history_offsets[n])
         history = sequence.history
         if history is None:
-            self._history_offsets[n + 1 : n + 2 + len(draft)] = at
+            for i in range(n + 1, n + 2 + len(draft)):
+                self._history_offsets[i] = at
             return
         self._history_tokens = _put(self._history_tokens, at, history.tokens)
         self._history_counts = _put(self._history_counts, at, history.counts)

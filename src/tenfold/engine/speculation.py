@@ -37,7 +37,6 @@ class Speculation:
     def guess(self, sequences: list[Sequence], rows: int) -> list[Sized[int]]:
         """Drafts for sequences that decode: ``rows`` tokens in all at most, all of the vocabulary, none that
         would end its sequence, none beyond what the sequence may still generate, less one."""
-        drafts: list[Sized[int]] = [()] * len(sequences)
         with self._guard("propose"):
             for sequence in sequences:
                 if sequence not in self._known:
@@ -45,11 +44,12 @@ class Speculation:
                     self._speculator.begin(sequence)
             limits = [sequence.max_length - len(sequence.tokens) - 1 for sequence in sequences]
             proposed = self._speculator.propose(sequences, rows, limits)
-            for i, (sequence, draft) in enumerate(zip(sequences, proposed, strict=True)):
-                if len(draft):
-                    drafts[i] = usable = self._usable(sequence, draft, min(rows, limits[i]))
-                    rows -= len(usable)
-        return drafts
+            drafts: list[Sized[int]] = []
+            for sequence, draft, limit in zip(sequences, proposed, limits, strict=True):
+                drafts.append(self._usable(sequence, draft, min(rows, limit)) if len(draft) else ())
+                rows -= len(drafts[-1])
+            return drafts
+        return [()] * len(sequences)
 
     def observe(self, outcomes: list[Outcome], rows: int, step_ms: float) -> None:
         """Tells of a step; see `tenfold.speculate.base.Speculator.observe`."""

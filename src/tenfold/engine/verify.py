@@ -10,7 +10,8 @@ Daliri, C. Musco, A. T. Suresh, "Coupling without communication and drafter-inva
 from __future__ import annotations
 
 from collections.abc import Sequence as Sized
-from typing import NamedTuple
+
+import msgspec
 
 from tenfold.engine.sequence import Sequence
 from tenfold.protocol import FinishReason
@@ -20,7 +21,7 @@ NOTHING_TO_DRAW = (
 )
 
 
-class Gain(NamedTuple):
+class Gain(msgspec.Struct, frozen=True):
     """What a step brought a sequence."""
 
     sequence: Sequence
@@ -53,7 +54,7 @@ def commit(sequence: Sequence, draft: Sized[int], drawn: list[int], first: int) 
     ``drawn`` are the step's draws for the sequence, ``first`` on: for its last token and for each of the
     draft. ``computed`` is raised by the rows of the drafts that stand, and by no other.
     """
-    tokens = drawn[: 1 + standing(draft, drawn)]
+    tokens = drawn[: 1 + standing(draft, drawn)] if draft else drawn
     for i, token in enumerate(tokens):
         if token < 0:
             sequence.computed += i
