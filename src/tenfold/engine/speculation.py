@@ -42,8 +42,9 @@ class Speculation:
                 if sequence not in self._known:
                     self._known.add(sequence)
                     self._speculator.begin(sequence)
-            limits = [sequence.max_length - len(sequence.tokens) - 1 for sequence in sequences]
-            proposed = self._speculator.propose(sequences, rows, limits)
+            # Tuples: what is checked against afterwards must be what it was.
+            limits = tuple(sequence.max_length - len(sequence.tokens) - 1 for sequence in sequences)
+            proposed = self._speculator.propose(tuple(sequences), rows, limits)
             drafts: list[Sized[int]] = []
             for sequence, draft, limit in zip(sequences, proposed, limits, strict=True):
                 drafts.append(self._usable(sequence, draft, min(rows, limit)) if len(draft) else ())
