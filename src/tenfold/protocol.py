@@ -46,6 +46,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     output: tuple[int, ...] = ()
     """Tokens generated already, when it is resumed: they count for max_tokens, penalties and positions."""
     eos_token_ids: tuple[int, ...] = ()
+    namespace: str = ""
+    """Whose traffic it is: cached prompts, and what drafters learn, are shared within a namespace alone."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -75,6 +77,23 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """How long the request waited in the engine before its first step; in the first chunk."""
 
 
+class SpeculationCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What speculation did so far. ``committed_tokens / steps`` is the acceptance length."""
+
+    steps: int
+    """Steps of a sequence in which it decoded, with a draft or without."""
+    committed_tokens: int
+    """Tokens that came of them."""
+    drafted_tokens: int
+    """Guessed tokens that were verified."""
+    accepted_tokens: int
+    """How many of those stood."""
+    idle: dict[str, int]
+    """Why nothing was drafted in such a step, and how often."""
+    faults: int
+    """Calls of the speculator that failed; their drafts were dropped."""
+
+
 class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """How loaded an engine is."""
 
@@ -90,6 +109,8 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     generated_tokens: int
     preemptions: int
+    speculation: SpeculationCounts | None = None
+    """None: the engine has no speculator."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):

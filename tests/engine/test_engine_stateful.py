@@ -1,5 +1,5 @@
 """The engine against anything: random arrivals, shared prefixes, aborts, resumed requests, failing steps,
-tiny memories.
+tiny memories, drafters that are right, wrong, in between or broken.
 
 The law: every request's text is the one it has alone, and uninterrupted, on a fresh engine, each request ends
 in exactly one chunk, the books balance after every step, and in the end all pages are free or evictable.
@@ -18,6 +18,7 @@ from tenfold.engine.engine import Engine
 from tenfold.engine.limits import EngineConfig
 from tenfold.limits import RequestError
 from tenfold.protocol import Request
+from tests.helpers.drafters import FailingSpeculator, drafters
 from tests.helpers.fake_program import FakeProgram
 from tests.helpers.requests import Outcome, request, run
 
@@ -54,6 +55,8 @@ class AnyLoad(RuleBasedStateMachine):
         super().__init__()
         self.requests: dict[str, Request] = {}
         self.outcomes: dict[str, Outcome] = {}
+        self.laws: dict[str, Outcome] = {}
+        self.texts: dict[str, list[int]] = {}
         self.aborted: set[str] = set()
         self.failed_steps = 0
 
@@ -63,6 +66,9 @@ class AnyLoad(RuleBasedStateMachine):
         max_running=st.integers(1, 6),
         max_context=st.sampled_from([64, 200]),
         fails=st.sampled_from([False, False, True]),
+        drafter=st.sampled_from([None, *sorted(drafters({}, 40))]),
+        k=st.sampled_from([1, 4, 20]),
+        breaks=st.sampled_from([0, 0, 3]),
         arrivals=arrivals,
     )
     def start(
@@ -72,6 +78,9 @@ class AnyLoad(RuleBasedStateMachine):
         max_running: int,
         max_context: int,
         fails: bool,
+        drafter: str | None,
+        k: int,
+        breaks: int,
         arrivals: list[tuple[list[int], dict[str, Any]]],
     ) -> None:
         """An engine whose memory is too small for much, and some work for it."""
@@ -79,7 +88,11 @@ class AnyLoad(RuleBasedStateMachine):
         self.shape = {"kv_pages": kv_pages, "max_context": max_context}
         self.config = EngineConfig(max_batch_tokens=max_batch_tokens, max_running=max_running)
         self.program = FakeProgram(**self.shape)
-        self.engine = Engine(self.program, self.config)
+        speculator = None
+        if drafter is not None:
+            chosen = drafters(self.texts, 40)[drafter]
+            speculator = FailingSpeculator(chosen, k, lambda call, times: breaks > 0 and times % breaks == 1)
+        self.engine = Engine(self.program, self.config, speculator)
         self.arrive(arrivals)
 
     def alone(self, one: Request) -> Outcome:
@@ -95,6 +108,8 @@ class AnyLoad(RuleBasedStateMachine):
             return
         self.requests[one.id] = one
         self.outcomes[one.id] = Outcome()
+        self.laws[one.id] = law = self.alone(msgspec.structs.replace(one, output=()))
+        self.texts[one.id] = [*law.tokens]
 
     @rule(arrivals=arrivals)
     def arrive(self, arrivals: list[tuple[list[int], dict[str, Any]]]) -> None:
@@ -163,7 +178,7 @@ class AnyLoad(RuleBasedStateMachine):
         run(self.engine, outcomes=self.outcomes)
         planted = 0
         for id, one in self.requests.items():
-            outcome, law = self.outcomes[id], self.alone(msgspec.structs.replace(one, output=()))
+            outcome, law = self.outcomes[id], self.laws[id]
             del law.tokens[: len(one.output)], law.logprobs[: len(one.output)]
             assert outcome.finish is not None
             if (outcome.finish == "abort") or "planted" in (outcome.error or ""):
@@ -181,5 +196,5 @@ class AnyLoad(RuleBasedStateMachine):
 
 TestAnyLoad = AnyLoad.TestCase
 TestAnyLoad.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

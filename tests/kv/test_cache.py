@@ -147,6 +147,29 @@ def test_a_prompt_that_does_not_fit_changes_nothing() -> None:
     assert cache.open(T[:32], reserve=0) is not None
 
 
+def test_a_stretch_takes_free_pages_alone_and_is_undone_by_a_trim() -> None:
+    """Room for guesses: as far as pages are free, none is evicted for it, and all of it comes back."""
+    cache = KVCache(FakeProgram(kv_pages=6))
+    served(cache, T[:33])
+    table, _ = opened(cache, [900] * 20)
+    assert (cache.pool.free, cache.pool.available) == (2, 4)
+    assert cache.stretch(table, 30) == 30
+    assert cache.stretch(table, 33) == 33
+    assert cache.pool.free == 1
+    assert cache.stretch(table, 1000) == 64
+    assert (cache.pool.free, cache.pool.available) == (0, 2)
+    assert cache.stretch(table, 1000) == 64
+    cache.check([table])
+    cache.commit(table, [900] * 40, 40)
+    cache.trim(table, 40)
+    cache.check([table])
+    assert (table.size, table.indexed, cache.pool.free) == (3, 2, 1)
+    cache.trim(table, 41)
+    assert table.size == 3
+    cache.close(table)
+    assert served(cache, T[:33])[1] == 32
+
+
 def test_chains_are_evicted_from_their_end() -> None:
     """When one page must go it is the last of the chain: the rest can still be hit."""
     cache = KVCache(FakeProgram(kv_pages=4))

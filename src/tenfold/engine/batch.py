@@ -10,18 +10,20 @@ import numpy.typing as npt
 
 from tenfold.backends.base import SamplingBatch, StepBatch
 from tenfold.engine.scheduler import Work
+from tenfold.engine.sequence import Sequence
 from tenfold.kv.cache import pages_for
 
 Number = TypeVar("Number", bound=np.generic)
 
 
 class BatchBuilder:
-    """Arrays for steps of at most ``max_rows`` rows of ``max_running`` sequences.
+    """Arrays for steps of at most ``max_rows`` rows of ``max_running`` sequences, with logits of at most
+    ``max_logit_rows``.
 
     A batch is made of views of them, so it is valid until the next one is built.
     """
 
-    def __init__(self, max_rows: int, max_running: int) -> None:
+    def __init__(self, max_rows: int, max_logit_rows: int, max_running: int) -> None:
         n = max_running
         self._tokens = np.zeros(max_rows, np.int32)
         self._positions = np.zeros(max_rows, np.int32)
@@ -29,6 +31,7 @@ class BatchBuilder:
         self._cached_rows = np.zeros(n, np.int32)
         self._page_offsets = np.zeros(n + 1, np.int32)
         self._pages = np.zeros(1024, np.int32)
+        n = max_logit_rows
         self._logit_rows = np.zeros(n, np.int32)
         self._temperature = np.zeros(n, np.float32)
         self._top_k = np.zeros(n, np.int32)
@@ -47,13 +50,14 @@ class BatchBuilder:
         self._bias_values = np.zeros(64, np.float32)
         self._logprobs = np.zeros(n, np.int32)
 
-    def build(self, work: Sized[Work]) -> StepBatch:
-        """The step that does ``work``. Logits are wanted of the last row of each sequence whose pending
-        tokens are all in it, in the order of ``work``."""
+    def build(self, work: Sized[Work], want_features: bool = False) -> StepBatch:
+        """The step that does ``work``. Of each sequence whose pending tokens are all in it, in the order of
+        ``work``, logits are wanted of the row of the last one and of the rows of its draft."""
         row = page = n = 0
-        for s, (sequence, rows) in enumerate(work):
+        for s, (sequence, rows, draft) in enumerate(work):
             table, computed = sequence.table, sequence.computed
             assert table is not None, "only a running sequence has work"
+            draws = 1 + len(draft) if rows == sequence.pending else 0
             end = computed + rows
             if rows == 1:
                 self._tokens[row] = sequence.tokens[computed]
@@ -61,17 +65,30 @@ class BatchBuilder:
             else:
                 self._tokens[row : row + rows] = sequence.tokens[computed:end]
                 self._positions[row : row + rows] = np.arange(computed, end)
-            self._cached_rows[s] = computed
-            pages = table.pages[: pages_for(end)]
-            self._pages = _put(self._pages, page, pages)
             row += rows
+            if draft:
+                self._tokens[row : row + len(draft)] = draft
+                self._positions[row : row + len(draft)] = np.arange(end, end + len(draft))
+                row += len(draft)
+            self._cached_rows[s] = computed
+            pages = table.pages[: pages_for(end + len(draft))]
+            self._pages = _put(self._pages, page, pages)
             page += len(pages)
             self._row_offsets[s + 1] = row
             self._page_offsets[s + 1] = page
-            if rows == sequence.pending:
-                self._logit_rows[n] = row - 1
-                self._sample(n, work[s])
-                n += 1
+            if draws:
+                if draft:
+                    wanted: int | slice = slice(n, n + draws)
+                    self._logit_rows[wanted] = np.arange(row - draws, row)
+                    self._position[wanted] = np.arange(end, end + draws)
+                else:  # most often; an index costs less than a slice
+                    wanted = n
+                    self._logit_rows[n] = row - 1
+                    self._position[n] = end
+                self._sample(wanted, sequence)
+                self._history(n, sequence, draft)
+                self._bias(n, sequence, draws)
+            n += draws
         s = len(work)
         return StepBatch(
             tokens=self._tokens[:row],
@@ -81,6 +98,7 @@ class BatchBuilder:
             page_offsets=self._page_offsets[: s + 1],
             pages=self._pages[:page],
             logit_rows=self._logit_rows[:n],
+            want_features=want_features,
             sampling=SamplingBatch(
                 temperature=self._temperature[:n],
                 top_k=self._top_k[:n],
@@ -101,32 +119,57 @@ class BatchBuilder:
             ),
         )
 
-    def _sample(self, n: int, work: Work) -> None:
-        """Fills entry ``n`` of the sampling arrays."""
-        sequence = work.sequence
+    def _sample(self, rows: int | slice, sequence: Sequence) -> None:
+        """Fills the entries of one wanted row, or of several of a sequence: what is the same for all."""
         params = sequence.params
-        self._temperature[n] = params.temperature
-        self._top_k[n] = params.top_k
-        self._top_p[n] = params.top_p
-        self._min_p[n] = params.min_p
-        self._repetition[n] = params.repetition_penalty
-        self._presence[n] = params.presence_penalty
-        self._frequency[n] = params.frequency_penalty
-        self._seed[n] = sequence.seed
-        self._position[n] = len(sequence.tokens)
-        self._logprobs[n] = -1 if params.logprobs is None else params.logprobs
-        seen = int(self._history_offsets[n])
-        if (history := sequence.history) is not None:
-            self._history_tokens = _put(self._history_tokens, seen, history.tokens)
-            self._history_counts = _put(self._history_counts, seen, history.counts)
-            seen += history.size
-        self._history_offsets[n + 1] = seen
-        biased = int(self._bias_offsets[n])
-        if size := len(sequence.bias_tokens):
-            self._bias_tokens = _put(self._bias_tokens, biased, sequence.bias_tokens)
-            self._bias_values = _put(self._bias_values, biased, sequence.bias_values)
-            biased += size
-        self._bias_offsets[n + 1] = biased
+        self._temperature[rows] = params.temperature
+        self._top_k[rows] = params.top_k
+        self._top_p[rows] = params.top_p
+        self._min_p[rows] = params.min_p
+        self._repetition[rows] = params.repetition_penalty
+        self._presence[rows] = params.presence_penalty
+        self._frequency[rows] = params.frequency_penalty
+        self._seed[rows] = sequence.seed
+        self._logprobs[rows] = -1 if params.logprobs is None else params.logprobs
+
+    def _history(self, n: int, sequence: Sequence, draft: Sized[int]) -> None:
+        """What the rows from ``n`` on have seen: the first the sequence's tokens, each further one also the
+        drafted tokens up to its own."""
+        at = int(self._history_offsets[n])
+        history = sequence.history
+        if history is None:
+            for i in range(n + 1, n + 2 + len(draft)):
+                self._history_offsets[i] = at
+            return
+        self._history_tokens = _put(self._history_tokens, at, history.tokens)
+        self._history_counts = _put(self._history_counts, at, history.counts)
+        size = history.size
+        self._history_offsets[n + 1] = at + size
+        slots: dict[int, int] = {}
+        for i, token in enumerate(draft, n + 2):
+            seen = slice(at, at + size)
+            at += size
+            self._history_tokens = _put(self._history_tokens, at, self._history_tokens[seen])
+            self._history_counts = _put(self._history_counts, at, self._history_counts[seen])
+            slot = history.slot(token)
+            if slot is None:
+                slot = slots.setdefault(token, size)
+            if slot == size:
+                self._history_tokens = _put(self._history_tokens, at + slot, np.array([token], np.int32))
+                self._history_counts = _put(self._history_counts, at + slot, np.zeros(1, np.int32))
+                size += 1
+            self._history_counts[at + slot] += 1
+            self._history_offsets[i] = at + size
+
+    def _bias(self, n: int, sequence: Sequence, rows: int) -> None:
+        """The sequence's biases, for ``rows`` rows from ``n`` on."""
+        at, size = int(self._bias_offsets[n]), len(sequence.bias_tokens)
+        for i in range(n + 1, n + 1 + rows):
+            if size:
+                self._bias_tokens = _put(self._bias_tokens, at, sequence.bias_tokens)
+                self._bias_values = _put(self._bias_values, at, sequence.bias_values)
+                at += size
+            self._bias_offsets[i] = at
 
 
 def _put(buffer: npt.NDArray[Number], at: int, values: npt.NDArray[Number]) -> npt.NDArray[Number]:

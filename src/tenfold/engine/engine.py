@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from typing import TypedDict
 
 from tenfold.backends.base import Program, StepOutput
 from tenfold.engine.batch import BatchBuilder
 from tenfold.engine.limits import EngineConfig, check_request
-from tenfold.engine.scheduler import Scheduler
+from tenfold.engine.scheduler import Scheduler, Work
 from tenfold.engine.sequence import Sequence
+from tenfold.engine.speculation import Speculation
+from tenfold.engine.verify import Gain, commit
 from tenfold.kv.cache import KVCache, pages_for
 from tenfold.kv.pages import IntegrityError
 from tenfold.limits import RequestError
 from tenfold.protocol import Chunk, FinishReason, LoadSnapshot, Request, TokenLogprob
+from tenfold.speculate.base import Outcome, Speculator
 
 log = logging.getLogger(__name__)
-
-NOTHING_TO_DRAW = (
-    "no token can be drawn: the model's logits are not numbers, or logit_bias forbids every token"
-)
 
 
 class AdmissionNews(TypedDict, total=False):
@@ -34,18 +34,23 @@ class Engine:
     """Serves requests with one program. It starts no thread, and one thread calls all its methods.
 
     Every request that `add` accepts ends in exactly one chunk with a finish reason, out of a later `step`.
-    What its tokens are depends on the program, the request and its seed alone.
+    What its tokens are depends on the program, the request and its seed alone; the ``speculator`` only makes
+    them come sooner.
     """
 
-    def __init__(self, program: Program, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self, program: Program, config: EngineConfig | None = None, speculator: Speculator | None = None
+    ) -> None:
         config = EngineConfig() if config is None else config
         info = program.info
         max_rows = min(config.max_batch_tokens, info.max_rows)
-        max_running = min(config.max_running, info.max_logit_rows, max_rows)
+        max_logit_rows = min(info.max_logit_rows, max_rows)
+        max_running = min(config.max_running, max_logit_rows)
         self._program = program
         self._cache = KVCache(program)
-        self._scheduler = Scheduler(self._cache, max_rows, max_running)
-        self._batch = BatchBuilder(max_rows, max_running)
+        self._scheduler = Scheduler(self._cache, max_rows, max_logit_rows, max_running)
+        self._batch = BatchBuilder(max_rows, max_logit_rows, max_running)
+        self._speculation = None if speculator is None else Speculation(speculator, info.vocab_size)
         self._sequences: dict[str, Sequence] = {}
         # Chunks of requests that ended between two steps.
         self._ended: list[Chunk] = []
@@ -83,32 +88,34 @@ class Engine:
     def step(self) -> list[Chunk]:
         """Makes one step, and returns what is new. If the program fails, the requests of that step end with
         its error, and the others go on."""
-        plan = self._scheduler.plan()
+        speculation = self._speculation
+        plan = self._scheduler.plan(None if speculation is None else speculation.guess)
         chunks, self._ended = self._ended, []
         for sequence, why in plan.failed:
             chunks.append(self._end(sequence, "error", why))
         if not plan.work:
             return chunks
         try:
-            output = self._program.step(self._batch.build(plan.work))
+            batch = self._batch.build(plan.work, speculation is not None and speculation.wants_features)
+            rows, began = len(batch.tokens), time.perf_counter()
+            output = self._program.step(batch)
         except Exception as error:
             log.exception("a step of %d sequences failed", len(plan.work))
             why = f"the step failed: {type(error).__name__}: {error}"
-            return chunks + [self._end(sequence, "error", why) for sequence, _ in plan.work]
+            return chunks + [self._end(work.sequence, "error", why) for work in plan.work]
+        step_ms = (time.perf_counter() - began) * 1000
         self._steps += 1
-        tokens = output.tokens.tolist()
-        n = 0
-        for sequence, rows in plan.work:
-            sequence.computed += rows
-            if sequence.table is not None:
-                self._cache.commit(sequence.table, sequence.tokens, sequence.computed)
-            if sequence.pending == 0:
-                chunks.append(
-                    self._take_token(sequence, tokens[n], output, n)
-                    if tokens[n] >= 0
-                    else self._end(sequence, "error", NOTHING_TO_DRAW)
-                )
-                n += 1
+        gains = self._commit(plan.work, output)
+        if speculation is not None and plan.asked:
+            outcomes = [
+                Outcome(gain.sequence, gain.drafted, gain.accepted, gain.tokens)
+                for gain in gains[: plan.asked]
+            ]
+            speculation.observe(outcomes, rows, step_ms)
+        for gain in gains:
+            if gain.finish is not None:
+                self._leave(gain.sequence, gain.finish)
+            chunks.append(self._chunk(gain, output))
         return chunks
 
     def load(self) -> LoadSnapshot:
@@ -123,6 +130,7 @@ class Engine:
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
             preemptions=self._scheduler.preemptions,
+            speculation=None if self._speculation is None else self._speculation.counts(),
         )
 
     def check_integrity(self) -> None:
@@ -134,40 +142,64 @@ class Engine:
                 "the sequences that run, then wait, are not those under way in order of arrival"
             )
         for sequence in running:
-            if sequence.table is None or sequence.table.size < pages_for(sequence.computed):
+            pages = 0 if sequence.table is None else sequence.table.size
+            if pages < pages_for(sequence.computed):
                 raise IntegrityError(f"request {sequence.id!r} has no pages for its {sequence.computed} rows")
+            if pages > pages_for(len(sequence.tokens)):
+                raise IntegrityError(f"request {sequence.id!r} keeps pages of drafts that did not stand")
             if sequence.pending < 1:
                 raise IntegrityError(f"request {sequence.id!r} runs with nothing to compute")
         for sequence in waiting:
             if sequence.table is not None or sequence.computed:
                 raise IntegrityError(f"request {sequence.id!r} waits with pages")
 
-    def _take_token(self, sequence: Sequence, token: int, output: StepOutput, n: int) -> Chunk:
-        """The chunk for the token drawn as the step's ``n``-th; if it is the last, the sequence leaves."""
-        sequence.append(token)
-        self._generated_tokens += 1
-        finish = sequence.finish()
-        if finish is not None:
-            self._leave(sequence)
+    def _commit(self, work: list[Work], output: StepOutput) -> list[Gain]:
+        """Brings tokens, pages and cache up to date with a finished step: what each sequence gained whose
+        pending tokens were all in it, in the order of ``work``."""
+        drawn = output.tokens.tolist()
+        gains = []
+        n = 0
+        for sequence, rows, draft in work:
+            sequence.computed += rows
+            if sequence.pending == 0:
+                after = n + 1 + len(draft)
+                gain = commit(sequence, draft, drawn[n:after], n)
+                if output.features is not None and gain.error is None:
+                    # A copy: what the program hands back may be overwritten, and is all of the step's.
+                    sequence.features = output.features[n + gain.accepted].copy()
+                self._generated_tokens += len(gain.tokens)
+                gains.append(gain)
+                n = after
+            if sequence.table is not None:
+                self._cache.commit(sequence.table, sequence.tokens, sequence.computed)
+                if draft:
+                    self._cache.trim(sequence.table, sequence.computed)
+        return gains
+
+    def _chunk(self, gain: Gain, output: StepOutput) -> Chunk:
+        sequence, tokens, top = gain.sequence, tuple(gain.tokens), gain.sequence.params.logprobs
         return Chunk(
             id=sequence.id,
-            tokens=(token,),
+            tokens=tokens,
             logprobs=None
-            if sequence.params.logprobs is None
-            else (_logprob(output, n, sequence.params.logprobs),),
-            finish=finish,
-            stop_token=token if finish == "stop" else None,
+            if top is None or not tokens
+            else tuple(_logprob(output, n, top) for n in range(gain.first, gain.first + len(tokens))),
+            finish=gain.finish,
+            stop_token=tokens[-1] if gain.finish == "stop" else None,
+            error=gain.error,
             **self._admission_news(sequence),
         )
 
     def _end(self, sequence: Sequence, finish: FinishReason, error: str | None = None) -> Chunk:
-        """The last chunk of a sequence that ends without a token; it leaves."""
-        self._leave(sequence)
+        """The last chunk of a sequence that ends outside of a step; it leaves."""
+        self._leave(sequence, finish)
         return Chunk(id=sequence.id, finish=finish, error=error, **self._admission_news(sequence))
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: Sequence, finish: FinishReason) -> None:
         del self._sequences[sequence.id]
         self._scheduler.drop(sequence)
+        if self._speculation is not None:
+            self._speculation.end(sequence, learn=finish in ("stop", "length"))
 
     def _admission_news(self, sequence: Sequence) -> AdmissionNews:
         """What the first chunk after the sequence's admission tells of it."""

@@ -34,6 +34,10 @@ class History:
         """[size] times in the output, 0 for a token of the prompt alone; a view."""
         return self._counts[: self.size]
 
+    def slot(self, token: int) -> int | None:
+        """Index of a token in ``tokens``; None if it is not there."""
+        return self._slots.get(token)
+
     def add(self, token: int) -> None:
         """One output token more."""
         slot = self._slots.setdefault(token, self.size)

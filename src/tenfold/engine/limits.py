@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tenfold.backends.base import PAGE_ROWS, ProgramInfo
-from tenfold.limits import check_params, check_prompt, check_tokens
+from tenfold.limits import RequestError, check_params, check_prompt, check_tokens
 from tenfold.protocol import Request
 
 
@@ -30,3 +30,7 @@ def check_request(request: Request, info: ProgramInfo) -> None:
     check_tokens("output", request.output, vocab)
     check_tokens("eos_token_ids", request.eos_token_ids, vocab)
     check_params(request.params, vocab)
+    try:
+        request.namespace.encode()
+    except UnicodeEncodeError:
+        raise RequestError("namespace", f"is {request.namespace!r}; it must be valid Unicode") from None

@@ -1,17 +1,23 @@
 """Who gets rows in the next step.
 
-Decode rows come first, then prompts in order of arrival, each as far as the budget of rows goes. A request
-is admitted, first come first served, when there are pages for all its tokens and one more for every sequence
+Decode rows come first, then drafts, then prompts in order of arrival, each as far as the budget of rows
+goes. Drafts may take half of what the decodes leave, or all of it where no prompt waits; as each of their
+rows needs logits, they leave a row of those for every sequence that may draw in the step. A request is
+admitted, first come first served, when there are pages for all its tokens and one more for every sequence
 that runs (so that those need not be thrown out at once). When a decode needs a page and there is none, the
 sequence that arrived last goes back to the head of the queue; its finished pages stay in the cache until
 someone needs them. So ``running``, then ``waiting``, is always in order of arrival, and the first in it
 always gets on: nobody starves.
+
+Drafts get their pages last, and only free ones: for a draft nobody is put back or kept out, and nothing is
+evicted. So what is admitted, and what is found in the cache, is the same with drafts and without.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Sized
 from typing import NamedTuple
 
 from tenfold.engine.sequence import Sequence
@@ -22,10 +28,12 @@ FULL = "the KV memory is full with this request alone; give the engine more KV p
 
 
 class Work(NamedTuple):
-    """The next ``rows`` pending tokens of a sequence."""
+    """The next ``rows`` pending tokens of a sequence, and guesses of the tokens after them."""
 
     sequence: Sequence
     rows: int
+    draft: Sized[int] = ()
+    """Not empty only where ``rows`` is 1 and nothing else is pending."""
 
 
 class Plan(NamedTuple):
@@ -33,32 +41,47 @@ class Plan(NamedTuple):
 
     work: list[Work]
     failed: list[tuple[Sequence, str]]
+    asked: int = 0
+    """Of how many first sequences of ``work`` drafts were asked: those that decode."""
+
+
+Guess = Callable[[list[Sequence], int], list[Sized[int]]]
+"""Drafts for sequences that decode, of at most so many tokens in all."""
 
 
 class Scheduler:
-    """The queue and the running sequences. ``max_running`` must not be more than ``max_rows``."""
+    """The queue and the running sequences. ``max_running`` must not be more than ``max_rows`` or
+    ``max_logit_rows``."""
 
-    def __init__(self, cache: KVCache, max_rows: int, max_running: int) -> None:
+    def __init__(self, cache: KVCache, max_rows: int, max_logit_rows: int, max_running: int) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
         self._cache = cache
         self._max_rows = max_rows
+        self._max_logit_rows = max_logit_rows
         self._max_running = max_running
         # The head of the queue if it did not fit: no use to try again before pages are given back.
         self._blocked: Sequence | None = None
 
-    def plan(self) -> Plan:
-        """Decides a step and takes the pages for it."""
+    def plan(self, guess: Guess | None = None) -> Plan:
+        """Decides a step and takes the pages for it. ``guess`` is asked for drafts if anything decodes."""
         plan = Plan([], [])
         self._decodes(plan)
         budget = self._max_rows - len(plan.work)
+        drafts: list[Sized[int]] = []
+        if guess is not None and plan.work:
+            drafts = guess([work.sequence for work in plan.work], self._draft_rows(budget))
+            budget -= sum(map(len, drafts))
         prompts = self._prompts(plan)
         while budget and (sequence := next(prompts, None)) is not None:
             rows = min(sequence.pending, budget)
             plan.work.append(Work(sequence, rows))
             budget -= rows
-        return plan
+        for index, draft in enumerate(drafts):
+            if draft:
+                self._draft(plan, index, draft)
+        return plan._replace(asked=len(drafts))
 
     def drop(self, sequence: Sequence) -> None:
         """The sequence leaves, running or waiting."""
@@ -79,15 +102,36 @@ class Scheduler:
             else:
                 plan.work.append(Work(sequence, 1))
 
+    def _admits(self) -> bool:
+        """Whether the head of the queue may be tried."""
+        return (
+            len(self.waiting) > 0
+            and len(self.running) < self._max_running
+            and self.waiting[0] is not self._blocked
+        )
+
+    def _draft_rows(self, budget: int) -> int:
+        """How many of the ``budget`` rows that decodes leave may be drafts."""
+        prompts = self._admits() or any(sequence.pending > 1 for sequence in self.running)
+        drawing = min(len(self.running) + len(self.waiting), self._max_running)
+        return min(budget // 2 if prompts else budget, self._max_logit_rows - drawing)
+
+    def _draft(self, plan: Plan, index: int, draft: Sized[int]) -> None:
+        sequence = plan.work[index].sequence
+        assert sequence.table is not None
+        rows = len(sequence.tokens)
+        room = self._cache.stretch(sequence.table, rows + len(draft)) - rows
+        plan.work[index] = plan.work[index]._replace(draft=draft[:room])
+
     def _prompts(self, plan: Plan) -> Iterator[Sequence]:
         yield from [sequence for sequence in self.running if sequence.pending > 1]
-        while self.waiting and len(self.running) < self._max_running and self.waiting[0] is not self._blocked:
+        while self._admits():
             sequence = self.waiting[0]
             if self._cache.can_never_hold(len(sequence.tokens)):
                 plan.failed.append((sequence, FULL))
                 return
             try:
-                opened = self._cache.open(sequence.tokens, reserve=len(self.running))
+                opened = self._cache.open(sequence.tokens, len(self.running), sequence.namespace)
             except IntegrityError:
                 raise
             except Exception as error:

@@ -20,7 +20,8 @@ class Sequence:
 
     ``cached_tokens_news`` is how many prompt tokens the cache held when the sequence was admitted first,
     until that is told; what a preempted sequence finds again is its own and not counted. ``queue_ms`` is how
-    long it waited for that admission.
+    long it waited for that admission. ``features`` are the program's of the row that drew the last token, if
+    the speculator wants them and the program has them. A `tenfold.speculate.base.DraftSequence`.
     """
 
     __slots__ = (
@@ -30,9 +31,11 @@ class Sequence:
         "bias_values",
         "cached_tokens_news",
         "computed",
+        "features",
         "history",
         "id",
         "max_length",
+        "namespace",
         "params",
         "prompt_length",
         "queue_ms",
@@ -45,6 +48,7 @@ class Sequence:
     def __init__(self, request: Request, seed: int, max_context: int) -> None:
         params = request.params
         self.id = request.id
+        self.namespace = request.namespace
         self.params = params
         self.seed = seed
         self.tokens = [*request.prompt, *request.output]
@@ -61,6 +65,7 @@ class Sequence:
         self.admitted = False
         self.queue_ms = 0.0
         self.cached_tokens_news: int | None = None
+        self.features: Floats | None = None
         self.history: History | None = None
         if params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0:
             self.history = History(request.prompt, request.output)

@@ -107,6 +107,21 @@ class KVCache:
             self._take(table, missing)
         return True
 
+    def stretch(self, table: PageTable, rows: int) -> int:
+        """Sees to it that the table has room for ``rows`` rows as far as free pages go: no cached page is
+        evicted for it. Returns for how many of ``rows`` there is room; `trim` undoes it."""
+        missing = min(pages_for(rows) - table.size, self.pool.free)
+        if missing > 0:
+            self._take(table, missing)
+        return min(rows, table.size * PAGE_ROWS)
+
+    def trim(self, table: PageTable, rows: int) -> None:
+        """Gives back, the last first, the pages that the table's first ``rows`` rows do not need."""
+        keep = pages_for(rows)
+        for page in reversed(table.pages[keep:].tolist()):
+            self.pool.release(page)
+        table.size = min(table.size, keep)
+
     def commit(self, table: PageTable, tokens: Sequence[int], rows: int) -> None:
         """Tells that a finished step has written the first ``rows`` rows of the table, those of ``tokens``.
         Full pages enter the index; one whose contents are there already is given up for the one that is

@@ -63,6 +63,11 @@ class PagePool:
         """Pages that ``take`` can give: free ones and ready ones without an owner."""
         return len(self._free) + len(self._evictable)
 
+    @property
+    def free(self) -> int:
+        """Pages that ``take`` can give without evicting one."""
+        return len(self._free)
+
     def state(self, page: int) -> PageState:
         """The page's state."""
         return self._state[page]

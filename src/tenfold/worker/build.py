@@ -13,6 +13,10 @@ from tenfold.graph.graph import Graph
 from tenfold.models.registry import build_graph
 from tenfold.protocol import EngineSettings
 
+MIN_LOGIT_ROWS = 128
+"""Rows with logits that a step may have, at least: room for drafts beside the sequences that run. Each takes
+four bytes for every token of the vocabulary."""
+
 
 def kv_page_bytes(graph: Graph, kv_format: str) -> int:
     """Bytes of a page in ``bf16``, ``f32`` or ``q8`` (a scale per row and head): K and V of all layers."""
@@ -46,7 +50,7 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
                 format=settings.format,  # type: ignore[arg-type]
                 kv_format=settings.kv_format,  # type: ignore[arg-type]
                 max_rows=settings.max_batch_tokens,
-                max_logit_rows=settings.max_running,
+                max_logit_rows=max(settings.max_running, MIN_LOGIT_ROWS),
                 kv_pages=pages,
             ),
         )
