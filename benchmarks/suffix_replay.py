@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 from tenfold.backends.base import Floats
 from tenfold.bench.figures import table
@@ -28,6 +29,14 @@ from tenfold.speculate.base import Drafter
 from tenfold.speculate.suffix import SuffixDrafter
 
 POSITIONS, LONGEST = 6, 8
+
+
+class Line(TypedDict):
+    """An answer as `suffix_traffic.py` wrote it."""
+
+    conversation: int
+    prompt: list[int]
+    output: list[int]
 
 
 @dataclass
@@ -54,7 +63,7 @@ class Answer:
     quality: list[int]
 
 
-def replay(lines: list[dict[str, object]], drafter: Drafter, namespace: str) -> list[Answer]:
+def replay(lines: list[Line], drafter: Drafter, namespace: str) -> list[Answer]:
     """Drafts at every token of every answer, in order; a conversation is learnt from once it has ended."""
     answers: list[Answer] = []
     ended: list[Replayed] = []
@@ -63,10 +72,10 @@ def replay(lines: list[dict[str, object]], drafter: Drafter, namespace: str) -> 
             for each in ended:
                 drafter.end(each, learn=True)
             ended.clear()
-        prompt, output = list(line["prompt"]), list(line["output"])  # type: ignore[call-overload]
+        prompt, output = line["prompt"], line["output"]
         sequence = Replayed(str(number), prompt + output[:1], len(prompt), namespace)
         drafter.begin(sequence)
-        answer = Answer(int(line["conversation"]), repeats(output), [], [], [])  # type: ignore[call-overload]
+        answer = Answer(line["conversation"], repeats(output), [], [], [])
         for at in range(1, len(output)):
             (draft,) = drafter.propose([sequence], [LONGEST])
             agreed = 0
@@ -81,6 +90,12 @@ def replay(lines: list[dict[str, object]], drafter: Drafter, namespace: str) -> 
         answers.append(answer)
         ended.append(sequence)
     return answers
+
+
+def first_half(lines: list[Line]) -> list[Line]:
+    """The answers of the first half of the conversations, which settings may be chosen on."""
+    conversations = sorted({line["conversation"] for line in lines})
+    return [line for line in lines if line["conversation"] < conversations[len(conversations) // 2]]
 
 
 def repeats(output: Sequence[int]) -> bool:
@@ -119,9 +134,10 @@ def controlled(rate: float, curve: Sequence[float]) -> Callable[[Sequence[float]
     return length
 
 
-def figures(answers: Sequence[Answer], curve: Sequence[float]) -> dict[str, list[float] | float]:
-    """All that is printed of one class."""
-    middle = sorted({each.conversation for each in answers})[len({e.conversation for e in answers}) // 2]
+def figures(name: str, answers: Sequence[Answer], curve: Sequence[float]) -> list[str]:
+    """The line of one class in the table."""
+    conversations = sorted({each.conversation for each in answers})
+    middle = conversations[len(conversations) // 2]
     early = [each for each in answers if each.conversation < middle and not each.repetitive]
     late = [each for each in answers if each.conversation >= middle and not each.repetitive]
     rate = 1.0
@@ -129,20 +145,18 @@ def figures(answers: Sequence[Answer], curve: Sequence[float]) -> dict[str, list
         tokens, cost = walk(early, controlled(rate, curve), curve)
         rate = tokens / cost
     agreed = [each for answer in late for each in answer.agreed]
-    result: dict[str, list[float] | float] = {
-        "anchors": len(agreed),
-        "survival": [sum(each > k for each in agreed) / len(agreed) for k in range(POSITIONS)],
-        "tokens per step": [],
-    }
     flat = [1.0] * (LONGEST + 1)
-    for k in range(1, POSITIONS + 1):
-        tokens, cost = walk(late, lambda _, k=k: k, flat)  # type: ignore[misc]
-        result["tokens per step"].append(tokens / cost)  # type: ignore[union-attr]
-    tokens, cost = walk(late, controlled(rate, curve), curve)
-    result["controlled speed"] = tokens / cost
-    tokens, cost = walk(late, controlled(rate, curve), flat)
-    result["controlled tokens per step"] = tokens / cost
-    return result
+    fixed = [walk(late, lambda _, k=k: k, flat) for k in range(1, POSITIONS + 1)]  # type: ignore[misc]
+    tokens, steps = walk(late, controlled(rate, curve), flat)
+    _, cost = walk(late, controlled(rate, curve), curve)
+    return [
+        name,
+        str(len(agreed)),
+        " ".join(f"{sum(each > k for each in agreed) / len(agreed):.3f}" for k in range(POSITIONS)),
+        " ".join(f"{tokens / cost:.2f}" for tokens, cost in fixed),
+        f"{tokens / steps:.2f}",
+        f"{tokens / cost:.2f}",
+    ]
 
 
 def calibration(answers: Sequence[Answer]) -> list[list[str]]:
@@ -162,27 +176,13 @@ def calibration(answers: Sequence[Answer]) -> list[list[str]]:
     ]
 
 
-def read(path: Path) -> dict[str, list[dict[str, object]]]:
+def read(path: Path) -> dict[str, list[Line]]:
     """The answers of each class, in order."""
-    classes: dict[str, list[dict[str, object]]] = defaultdict(list)
+    classes: dict[str, list[Line]] = defaultdict(list)
     for line in path.read_text().splitlines():
         answer = json.loads(line)
         classes[answer["class"]].append(answer)
     return classes
-
-
-def draft_rows(name: str, found: dict[str, list[float] | float]) -> list[str]:
-    """One line of the table."""
-    survival, steps = found["survival"], found["tokens per step"]
-    assert isinstance(survival, list) and isinstance(steps, list)
-    return [
-        name,
-        str(found["anchors"]),
-        " ".join(f"{each:.3f}" for each in survival),
-        " ".join(f"{each:.2f}" for each in steps),
-        f"{found['controlled tokens per step']:.2f}",
-        f"{found['controlled speed']:.2f}",
-    ]
 
 
 def main() -> int:
@@ -199,7 +199,7 @@ def main() -> int:
     rows, answers = [], []
     for name, lines in read(args.traffic).items():
         some = replay(lines, SuffixDrafter(), name)
-        rows.append(draft_rows(name, figures(some, curve)))
+        rows.append(figures(name, some, curve))
         answers += [each for each in some if not each.repetitive]
     head = ["class", "anchors", "positions 1 to 6 stand", "tokens/step, K = 1 to 6", "controlled", "speed"]
     print(table(head, rows))

@@ -11,8 +11,7 @@ constexpr uint64_t kMix = 0x9E3779B97F4A7C15ull;
 
 size_t checked(size_t tokens) {
   if (tokens == 0 || tokens > (size_t{1} << 30)) throw std::invalid_argument("window: tokens must be 1 to 2^30");
-  // Contexts of the oldest place must be there too, and so must the mark before the text.
-  return std::bit_ceil(tokens + SuffixWindow::kLongest + 1);
+  return std::bit_ceil(std::max<size_t>(tokens, 2 * SuffixWindow::kLongest));
 }
 
 }  // namespace

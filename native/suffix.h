@@ -20,7 +20,7 @@ class SuffixWindow {
   static constexpr std::array<int, 5> kOrders{1, 2, 3, 5, 8};
   static constexpr int kLongest = 32;
   // Of one context length at most so many places are looked at, and shorter contexts only while there are few matches.
-  static constexpr int kVisits = 32, kEnough = 8;
+  static constexpr int kVisits = 32, kEnough = 16;
   static constexpr int32_t kNone = -1;
 
   struct Match {
@@ -28,7 +28,8 @@ class SuffixWindow {
     int32_t length;  // tokens before it that agree with the context
   };
 
-  // Holds the newest tokens, at least so many; a power of two is kept. Throws std::invalid_argument, std::bad_alloc.
+  // Room for so many tokens, rounded up to a power of two of at least 64; the oldest kLongest are context alone. Throws
+  // std::invalid_argument, std::bad_alloc.
   explicit SuffixWindow(size_t tokens);
 
   // What follows is another text.

@@ -9,12 +9,11 @@ namespace tenfold {
 namespace {
 
 constexpr int32_t kNone = SuffixWindow::kNone;
-// How many guesses the prior counts for; how much more a text's own guesses tell of it than those of its scope; and the
-// count from which on older ones fade.
-constexpr float kPriorWeight = 16, kOwnWeight = 2, kFade = 4096;
+// How many guesses the prior counts for, and the count from which on older ones fade.
+constexpr float kPriorWeight = 16, kFade = 4096;
 constexpr int kRoom = 32, kReseeds = 3;
 
-int weight(int length) { return length * length; }
+int weight(int length) { return length * length * length; }
 
 int length_class(int length) {
   constexpr std::array<int, SuffixRecord::kLengths - 1> least{2, 3, 4, 6, 9, 16, 32};
@@ -65,7 +64,7 @@ size_t SuffixTraffic::learn(const std::vector<int32_t>& text, uint32_t scope) {
     chain ^= chain >> 32;
     if ((i + 1) % kBlock != 0) continue;
     const Known& known = known_[chain & (known_.size() - 1)];
-    // A block is known while the ring still holds it.
+    // Known in the newer half of the ring alone: what keeps coming is indexed anew before it goes.
     if (start == i + 1 - kBlock && known.hash == chain && window_.end() - known.place < window_.capacity() / 2)
       start = i + 1;
     chains.push_back(chain);
@@ -95,13 +94,14 @@ struct SuffixText::Pool {
     return window.token(place);
   }
 
+  // Keeps the matches that agree with the token just drafted and go on behind it.
   void follow(int32_t picked, const int32_t* drafted) {
     int kept = 0;
-    for (int i = 0; i < size; ++i)
-      if (token(matches[static_cast<size_t>(i)].place, drafted) == picked) {
-        const auto [place, length] = matches[static_cast<size_t>(i)];
+    for (int i = 0; i < size; ++i) {
+      const auto [place, length] = matches[static_cast<size_t>(i)];
+      if (token(place, drafted) == picked && token(place + 1, drafted) != kNone)
         matches[static_cast<size_t>(kept++)] = {place + 1, std::min(length + 1, SuffixWindow::kLongest)};
-      }
+    }
     size = kept;
   }
 
@@ -115,7 +115,6 @@ struct SuffixText::Pool {
     for (int i = 0; i < size; ++i) {
       const auto [place, length] = matches[static_cast<size_t>(i)];
       const int32_t next = token(place, drafted);
-      if (next == kNone) continue;
       Party* party = std::find_if(parties.data(), parties.data() + count, [&](Party& p) { return p.token == next; });
       if (party == parties.data() + count) parties[static_cast<size_t>(count++)] = {next, 0, 0, length};
       ++party->votes;
@@ -163,7 +162,7 @@ void SuffixText::extend(const std::vector<int32_t>& tokens) {
 float SuffixText::chance(int bucket, const std::vector<float>& prior, const SuffixRecord* shared) const {
   const size_t b = static_cast<size_t>(bucket);
   const SuffixRecord::Counts own = record_.counts[b];
-  float right = kPriorWeight * prior[b] + kOwnWeight * own.right, seen = kPriorWeight + kOwnWeight * own.seen;
+  float right = kPriorWeight * prior[b] + own.right, seen = kPriorWeight + own.seen;
   if (shared != nullptr) {
     right += shared->counts[b].right;
     seen += shared->counts[b].seen;
@@ -214,8 +213,8 @@ std::vector<SuffixText::Guess> SuffixText::propose(const SuffixTraffic& traffic,
     if (e.picked == kNone || survival < floor) break;
     expected_.push_back(e);
     guesses.push_back({e.picked, survival});
-    for (Pool& pool : pools) pool.follow(e.picked, drafted);
     text[static_cast<size_t>(length++)] = e.picked;
+    for (Pool& pool : pools) pool.follow(e.picked, drafted);
   }
   return guesses;
 }

@@ -1,7 +1,7 @@
 """A drafter without training: it looks up where the newest tokens stood before, and copies on from there.
 
 Two places are searched: the request itself (prompt and output so far), and the finished requests of its
-namespace. Every match votes for the token that followed it, with the square of its length; shorter contexts are
+namespace. Every match votes for the token that followed it, with the cube of its length; shorter contexts are
 asked only while longer ones have few matches. The guess is taken from the source whose vote is likelier to be
 right, judged by how often such votes (source, what the other source says, length of the match, share of the
 votes) were right before; then the next token is guessed in the same way, until too little would survive.
@@ -27,7 +27,7 @@ from tenfold.speculate.suffix_prior import prior
 MAX_NAMESPACES = 1024
 """The least recently learnt from is forgotten beyond that."""
 MAX_REQUEST_TOKENS = 1 << 17
-"""A sequence's own index holds so many of its newest tokens."""
+"""A sequence's own index holds so many of its newest tokens; 48 bytes each, up to twice that to grow into."""
 FLOOR = 0.05
 """A draft ends where it would survive more seldom than this."""
 _LEVELS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.92)
@@ -41,7 +41,7 @@ class _Namespace(NamedTuple):
 
 class _Running:
     def __init__(self, tokens: int) -> None:
-        self.text = SuffixText(2 * tokens + 256, MAX_REQUEST_TOKENS)
+        self.text = SuffixText(tokens + tokens // 4 + 256, MAX_REQUEST_TOKENS)
         self.seen = 0
 
     def catch_up(self, tokens: list[int]) -> None:
@@ -53,8 +53,8 @@ class _Running:
 class SuffixDrafter:
     """A `speculate.base.Drafter`. One thread calls it.
 
-    ``max_tokens``: finished traffic that is kept, of all namespaces together; 48 bytes each, taken from the
-    system as they fill. The oldest goes first. The beginning of a request that an earlier one of its namespace
+    ``max_tokens``: finished traffic that is kept, of all namespaces together, rounded up to a power of two; 49
+    bytes each, taken from the system as they fill. The oldest goes first. The beginning of a request that an earlier one of its namespace
     had too (a system prompt, a conversation so far) is kept once.
 
     ``Draft.quality`` tells how likely the first token is to stand: 1 (less than 0.2) to 7 (0.92 and more); 0 is
@@ -71,6 +71,11 @@ class SuffixDrafter:
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
         self._scopes = itertools.count(_NO_SCOPE + 1)
         self._running: dict[str, _Running] = {}
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory set aside for finished traffic."""
+        return self._traffic.bytes()
 
     def begin(self, sequence: DraftSequence) -> None:
         """The sequence starts, or starts anew; its tokens are indexed when a draft is first asked for."""
@@ -91,6 +96,11 @@ class SuffixDrafter:
         self._namespaces.move_to_end(sequence.namespace)
         self._traffic.learn(sequence.tokens, namespace.scope)
         namespace.record.add(running.text.record())
+
+    def counts(self, namespace: str) -> list[tuple[float, float]]:
+        """(right, seen) of the guesses of ended sequences, by circumstance as in `suffix_prior`."""
+        known = self._namespaces.get(namespace)
+        return (SuffixRecord() if known is None else known.record).counts()
 
     def propose(self, sequences: Sequence[DraftSequence], lengths: Sequence[int]) -> list[Draft]:
         """A draft for each sequence, at most as long as its entry of ``lengths`` says."""
