@@ -47,7 +47,9 @@ def main() -> int:
             curvature = columns.T @ (columns * (seen * chance * (1 - chance))[:, None])
             weights += np.linalg.solve(curvature + RIDGE * np.eye(len(weights)), slope)
         print(f"{name}, {int(seen.sum())} guesses")
-        for table, part in zip(("OTHERS", "LENGTHS", "SHARES"), np.split(weights, np.cumsum(sizes)[:2]), strict=True):
+        for table, part in zip(
+            ("OTHERS", "LENGTHS", "SHARES"), np.split(weights, np.cumsum(sizes)[:2]), strict=True
+        ):
             print(f"  {table}: " + ", ".join(f"{each:.1f}" for each in part))
     return 0
 

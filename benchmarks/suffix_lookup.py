@@ -1,11 +1,12 @@
-"""What a lookup of the suffix drafter costs: CPU microseconds for a draft of up to 8 tokens, by indexed tokens.
+"""What a lookup of the suffix drafter costs: CPU microseconds for a draft of up to 8 tokens, by indexed
+tokens.
 
     python benchmarks/suffix_lookup.py
 
-Traffic is text of Python's manual, cut into requests, with a share of its words exchanged so that nothing but its
-phrases repeats. A lookup is one `propose` for one sequence, after a step that committed one or several tokens: it
-indexes them, settles the last draft and makes the next. `repetitive` is the same for a text of one token 100,000
-times, beside traffic of the same.
+Traffic is text of Python's manual, cut into requests, with a share of its words exchanged so that nothing but
+its phrases repeats. A lookup is one `propose` for one sequence, after a step that committed one or several
+tokens: it indexes them, settles the last draft and makes the next. `repetitive` is the same for a text of one
+token 100,000 times, beside traffic of the same.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pydoc_data.topics import topics
 
 import numpy as np
-from pydoc_data.topics import topics  # type: ignore[import-untyped]
 
 from tenfold.backends.base import Floats
 from tenfold.bench.figures import table
@@ -88,12 +89,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="smollm2", help="whose tokenizer: a file, a folder, or a known name")
+    parser.add_argument(
+        "--model", default="smollm2", help="whose tokenizer: a file, a folder, or a known name"
+    )
     parser.add_argument("--rounds", type=int, default=20, help="running requests for each size")
     parser.add_argument("--json", action="store_true", dest="as_json")
     args = parser.parse_args()
     rng = random.Random(7)
-    text = load_text(str(locate(args.model))).encode_prompt("\n\n".join(topics[key] for key in sorted(topics)))
+    text = load_text(str(locate(args.model))).encode_prompt(
+        "\n\n".join(topics[key] for key in sorted(topics))
+    )
     cases = []
     for size in (10_000, 100_000, 1_000_000):
         drafter = SuffixDrafter(size)
@@ -125,7 +130,11 @@ def main() -> int:
     if args.as_json:
         print(json.dumps(found, indent=2))
     else:
-        print(table(list(found[0]), [[v if isinstance(v, str) else f"{v:.2f}" for v in f.values()] for f in found]))
+        print(
+            table(
+                list(found[0]), [[v if isinstance(v, str) else f"{v:.2f}" for v in f.values()] for f in found]
+            )
+        )
     return 0
 
 

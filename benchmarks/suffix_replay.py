@@ -1,14 +1,15 @@
-"""What the suffix drafter is worth on recorded traffic: acceptance by position, tokens per step, projected speed.
+"""What the suffix drafter is worth on recorded traffic: acceptance by position, tokens per step, projected
+speed.
 
     python benchmarks/suffix_traffic.py --data TAU_BENCH_FOLDER --write traffic.jsonl
     python benchmarks/suffix_replay.py traffic.jsonl
 
-Each class is a namespace. Its conversations come in order; a conversation's requests are learnt when it has ended.
-The first half warms the index up, the figures are of the second half. A draft of 8 tokens is asked for at every
-token of an answer from its second on; a step commits what agrees and one token more. `controlled`: the length of
-each draft is chosen by the drafter's own survival for the most tokens per cost, where a step of 1 + k rows costs
-V(1 + k) (`--curve`), at the exchange rate that was best on the first half. Answers that repeat themselves (less
-than 0.6 of their 4-grams are distinct) are left out of the figures.
+Each class is a namespace. Its conversations come in order; a conversation's requests are learnt when it has
+ended. The first half warms the index up, the figures are of the second half. A draft of 8 tokens is asked for
+at every token of an answer from its second on; a step commits what agrees and one token more. `controlled`:
+the length of each draft is chosen by the drafter's own survival for the most tokens per cost, where a step of
+1 + k rows costs V(1 + k) (`--curve`), at the exchange rate that was best on the first half. Answers that
+repeat themselves (less than 0.6 of their 4-grams are distinct) are left out of the figures.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     python benchmarks/suffix_traffic.py --data TAU_BENCH_FOLDER --write traffic.jsonl
 
-`agent`: turns of airline agents (tau-bench, trial 0, one conversation a task, shuffled), the system prompt cut to
-600 tokens and the window slid to the newest 900 tokens whenever it passes 1,500. `narrow`: a docstring for, and an
-explanation of, functions of Python's standard library without their docstrings, shuffled. Answers of at most 128
-tokens. Each line is an answer: class, conversation, temperature, prompt and output as token ids.
+`agent`: turns of airline agents (tau-bench, trial 0, one conversation a task, shuffled), the system prompt
+cut to 600 tokens and the window slid to the newest 900 tokens whenever it passes 1,500. `narrow`: a docstring
+for, and an explanation of, functions of Python's standard library without their docstrings, shuffled. Answers
+of at most 128 tokens. Each line is an answer: class, conversation, temperature, prompt and output as token
+ids.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True, help="folder of tau-bench's recorded conversations")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder of tau-bench's recorded conversations"
+    )
     parser.add_argument("--write", type=Path, required=True, help="the file of answers; longer by each run")
     parser.add_argument("--model", default="smollm2", help="a GGUF file, a folder, or a known name")
     parser.add_argument("--conversations", type=int, default=40)

@@ -244,8 +244,8 @@ void write_page(Program& program, int page, const nb::bytes& data) {
 
 // Used by tenfold.speculate.suffix. Calls take microseconds and keep the GIL.
 void bind_suffix(nb::module_& m) {
-  m.attr("SUFFIX_BUCKETS") = nb::make_tuple(SuffixRecord::kSources, SuffixRecord::kOthers, SuffixRecord::kLengths,
-                                            SuffixRecord::kShares);
+  m.attr("SUFFIX_BUCKETS") =
+      nb::make_tuple(SuffixRecord::kSources, SuffixRecord::kOthers, SuffixRecord::kLengths, SuffixRecord::kShares);
   nb::class_<SuffixRecord>(m, "SuffixRecord")
       .def(nb::init<>())
       .def("add", &SuffixRecord::add, "other"_a)

@@ -33,6 +33,12 @@ int bucket_of(int source, int other, int length, int share) {
          share;
 }
 
+// Negative numbers mark the ends of texts.
+void check(const std::vector<int32_t>& tokens) {
+  for (const int32_t token : tokens)
+    if (token < 0) throw std::invalid_argument("token " + std::to_string(token) + " is negative");
+}
+
 }  // namespace
 
 void SuffixRecord::add(SuffixRecord& from) {
@@ -56,6 +62,7 @@ SuffixTraffic::SuffixTraffic(size_t tokens, std::vector<float> prior) : window_(
 }
 
 size_t SuffixTraffic::learn(const std::vector<int32_t>& text, uint32_t scope) {
+  check(text);
   uint64_t chain = (scope + 1) * 0x9E3779B97F4A7C15ull;
   std::vector<uint64_t> chains;
   size_t start = 0;
@@ -144,8 +151,8 @@ void SuffixText::settle(int32_t token) {
 }
 
 void SuffixText::extend(const std::vector<int32_t>& tokens) {
+  check(tokens);
   for (const int32_t token : tokens) {
-    if (token < 0) throw std::invalid_argument("token " + std::to_string(token) + " is negative");
     settle(token);
     if (indexed_ + SuffixWindow::kLongest + 2 > window_.capacity() && window_.capacity() < most_) {
       SuffixWindow larger(std::min(most_, 2 * window_.capacity()));
@@ -200,7 +207,10 @@ std::vector<SuffixText::Guess> SuffixText::propose(const SuffixTraffic& traffic,
     for (size_t s = 0; s < 2; ++s) {
       if (votes[s].token == kNone) continue;
       const int32_t other = votes[1 - s].token;
-      const int bucket = bucket_of(static_cast<int>(s), other == kNone ? 0 : other == votes[s].token ? 1 : 2,
+      const int bucket = bucket_of(static_cast<int>(s),
+                                   other == kNone            ? 0
+                                   : other == votes[s].token ? 1
+                                                             : 2,
                                    votes[s].length, votes[s].share);
       e.bucket[s] = static_cast<int16_t>(bucket);
       const float chance = this->chance(bucket, traffic.prior(), shared);

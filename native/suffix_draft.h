@@ -15,8 +15,8 @@ namespace tenfold {
 // How often guesses of each circumstance were right.
 class SuffixRecord {
  public:
-  // A circumstance: who guesses (the text itself, other texts), what the other one guesses (nothing, the same, something
-  // else), how long the longest match behind the guess is, and its share of the votes.
+  // A circumstance: who guesses (the text itself, other texts), what the other one guesses (nothing, the same,
+  // something else), how long the longest match behind the guess is, and its share of the votes.
   static constexpr int kSources = 2, kOthers = 3, kLengths = 8, kShares = 5;
   static constexpr int kBuckets = kSources * kOthers * kLengths * kShares;
 

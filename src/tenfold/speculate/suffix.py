@@ -6,10 +6,10 @@ asked only while longer ones have few matches. The guess is taken from the sourc
 right, judged by how often such votes (source, what the other source says, length of the match, share of the
 votes) were right before; then the next token is guessed in the same way, until too little would survive.
 
-Sources: prompt lookup and suffix decoding (Oliaro et al., 2024, arXiv:2411.04975) for the idea; backing off to
-shorter contexts as in PPM (Cleary and Witten, 1984); the index is that of LZ77 compressors, a ring with hash
-chains, in ``native/suffix.h``. Who owns what: the drafter owns the index of finished traffic and one index for
-each running sequence, which ends with it.
+Sources: prompt lookup and suffix decoding (Oliaro et al., 2024, arXiv:2411.04975) for the idea; backing off
+to shorter contexts as in PPM (Cleary and Witten, 1984); the index is that of LZ77 compressors, a ring with
+hash chains, in ``native/suffix.h``. Who owns what: the drafter owns the index of finished traffic and one
+index for each running sequence, which ends with it.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class _Running:
 class SuffixDrafter:
     """A `speculate.base.Drafter`. One thread calls it.
 
-    ``max_tokens``: finished traffic that is kept, of all namespaces together, rounded up to a power of two; 49
-    bytes each, taken from the system as they fill. The oldest goes first. The beginning of a request that an earlier one of its namespace
-    had too (a system prompt, a conversation so far) is kept once.
+    ``max_tokens``: finished traffic that is kept, of all namespaces together, rounded up to a power of two;
+    49 bytes each, taken from the system as they fill. The oldest goes first. The beginning of a request that
+    an earlier one of its namespace had too (a system prompt, a conversation so far) is kept once.
 
-    ``Draft.quality`` tells how likely the first token is to stand: 1 (less than 0.2) to 7 (0.92 and more); 0 is
-    no draft.
+    ``Draft.quality`` tells how likely the first token is to stand: 1 (less than 0.2) to 7 (0.92 and more); 0
+    is no draft.
     """
 
     name = "suffix"
@@ -82,7 +82,8 @@ class SuffixDrafter:
         self._running[sequence.id] = _Running(len(sequence.tokens))
 
     def end(self, sequence: DraftSequence, learn: bool) -> None:
-        """The sequence leaves. With ``learn`` its tokens, and how well they were guessed, go to its namespace."""
+        """The sequence leaves. With ``learn`` its tokens, and how well they were guessed, go to its
+        namespace."""
         running = self._running.pop(sequence.id)
         if not learn:
             return
@@ -104,9 +105,7 @@ class SuffixDrafter:
 
     def propose(self, sequences: Sequence[DraftSequence], lengths: Sequence[int]) -> list[Draft]:
         """A draft for each sequence, at most as long as its entry of ``lengths`` says."""
-        return [
-            self._propose(sequence, length) for sequence, length in zip(sequences, lengths, strict=True)
-        ]
+        return [self._propose(sequence, length) for sequence, length in zip(sequences, lengths, strict=True)]
 
     def _propose(self, sequence: DraftSequence, length: int) -> Draft:
         running = self._running[sequence.id]
