@@ -15,6 +15,7 @@ import numpy as np
 from suffix_replay import first_half, read, replay
 
 from tenfold.bench.script import run_script
+from tenfold.protocol import SamplingParams
 from tenfold.speculate.suffix import SuffixDrafter
 from tenfold.speculate.suffix_prior import LENGTHS, OTHERS, SHARES
 
@@ -33,7 +34,8 @@ def main() -> int:
     for name, lines in read(args.traffic).items():
         drafter = SuffixDrafter()
         replay(first_half(lines), drafter, name)
-        counts += np.array(drafter.counts(name)).reshape(counts.shape)
+        for params in (SamplingParams(temperature=0), SamplingParams()):
+            counts += np.array(drafter.counts(name, params)).reshape(counts.shape)
     # One column for each entry of each table.
     columns = np.concatenate(
         [np.eye(size)[index.ravel()] for size, index in zip(sizes, np.indices(sizes), strict=True)], axis=1

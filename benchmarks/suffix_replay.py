@@ -18,7 +18,7 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
@@ -36,6 +36,7 @@ class Line(TypedDict):
     """An answer as `suffix_traffic.py` wrote it."""
 
     conversation: int
+    temperature: float
     prompt: list[int]
     output: list[int]
 
@@ -48,7 +49,7 @@ class Replayed:
     tokens: list[int]
     prompt_length: int
     namespace: str
-    params: SamplingParams = field(default_factory=SamplingParams)
+    params: SamplingParams
     seed: int = 0
     features: Floats | None = None
 
@@ -74,7 +75,7 @@ def replay(lines: list[Line], drafter: Drafter, namespace: str) -> list[Answer]:
                 drafter.end(each, learn=True)
             ended.clear()
         prompt, output = line["prompt"], line["output"]
-        sequence = Replayed(str(number), prompt + output[:1], len(prompt), namespace)
+        sequence = Replayed(str(number), prompt + output[:1], len(prompt), namespace, params_of(line))
         drafter.begin(sequence)
         answer = Answer(line["conversation"], repeats(output), [], [], [])
         for at in range(1, len(output)):
@@ -91,6 +92,11 @@ def replay(lines: list[Line], drafter: Drafter, namespace: str) -> list[Answer]:
         answers.append(answer)
         ended.append(sequence)
     return answers
+
+
+def params_of(line: Line) -> SamplingParams:
+    """How an answer was drawn."""
+    return SamplingParams(temperature=line["temperature"])
 
 
 def first_half(lines: list[Line]) -> list[Line]:

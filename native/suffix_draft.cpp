@@ -155,7 +155,7 @@ void SuffixText::extend(const std::vector<int32_t>& tokens) {
   for (const int32_t token : tokens) {
     settle(token);
     if (indexed_ + SuffixWindow::kLongest + 2 > window_.capacity() && window_.capacity() < most_) {
-      SuffixWindow larger(std::min(most_, 2 * window_.capacity()));
+      SuffixWindow larger(2 * window_.capacity());
       const uint32_t end = window_.end();
       for (uint32_t place = end - static_cast<uint32_t>(indexed_); place != end; ++place)
         larger.append(window_.token(place), 0, true);

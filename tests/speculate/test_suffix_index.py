@@ -96,6 +96,15 @@ def test_a_beginning_is_learnt_once_and_again_before_it_is_forgotten() -> None:
         assert (32, 50) in traffic.find(prompt[:50], 1, 8)
 
 
+def test_a_busy_scope_does_not_stand_in_the_way_of_another() -> None:
+    """However often others used the same phrases since, a scope finds its own place."""
+    traffic = SuffixTraffic(1 << 14, PRIOR)
+    traffic.learn([1, 2, 3, 4], 1)
+    for token in range(10, 1000):
+        traffic.learn([1, 2, 3, token], 2)
+    assert traffic.find([1, 2, 3], 1, 8) == [(3, 4)]
+
+
 def test_memory_is_bounded_whatever_comes() -> None:
     """49 bytes a token of the bound for traffic, 48 for a text's own index; neither grows beyond."""
     traffic, text = SuffixTraffic(1 << 12, PRIOR), SuffixText(1, 1 << 12)

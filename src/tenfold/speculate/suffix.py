@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tenfold._native import SuffixRecord, SuffixText, SuffixTraffic
+from tenfold.protocol import SamplingParams
 from tenfold.speculate.base import NO_DRAFT, Draft, DraftSequence
 from tenfold.speculate.suffix_prior import prior
 
@@ -36,7 +37,12 @@ _NO_SCOPE = 0
 
 class _Namespace(NamedTuple):
     scope: int
-    record: SuffixRecord
+    greedy: SuffixRecord
+    sampled: SuffixRecord
+    """Apart, because a drawn token is harder to guess than the likeliest."""
+
+    def record(self, params: SamplingParams) -> SuffixRecord:
+        return self.sampled if params.temperature > 0 else self.greedy
 
 
 class _Running:
@@ -90,18 +96,19 @@ class SuffixDrafter:
         running.catch_up(sequence.tokens)
         namespace = self._namespaces.get(sequence.namespace)
         if namespace is None:
-            namespace = _Namespace(next(self._scopes), SuffixRecord())
+            namespace = _Namespace(next(self._scopes), SuffixRecord(), SuffixRecord())
             self._namespaces[sequence.namespace] = namespace
             if len(self._namespaces) > MAX_NAMESPACES:
                 self._namespaces.popitem(last=False)
         self._namespaces.move_to_end(sequence.namespace)
         self._traffic.learn(sequence.tokens, namespace.scope)
-        namespace.record.add(running.text.record())
+        namespace.record(sequence.params).add(running.text.record())
 
-    def counts(self, namespace: str) -> list[tuple[float, float]]:
-        """(right, seen) of the guesses of ended sequences, by circumstance as in `suffix_prior`."""
+    def counts(self, namespace: str, params: SamplingParams) -> list[tuple[float, float]]:
+        """(right, seen) of the guesses of ended sequences, greedy or sampled as these parameters are, by
+        circumstance as in `suffix_prior`."""
         known = self._namespaces.get(namespace)
-        return (SuffixRecord() if known is None else known.record).counts()
+        return (SuffixRecord() if known is None else known.record(params)).counts()
 
     def propose(self, sequences: Sequence[DraftSequence], lengths: Sequence[int]) -> list[Draft]:
         """A draft for each sequence, at most as long as its entry of ``lengths`` says."""
@@ -111,7 +118,9 @@ class SuffixDrafter:
         running = self._running[sequence.id]
         running.catch_up(sequence.tokens)
         namespace = self._namespaces.get(sequence.namespace)
-        scope, record = (_NO_SCOPE, None) if namespace is None else namespace
+        scope, record = _NO_SCOPE, None
+        if namespace is not None:
+            scope, record = namespace.scope, namespace.record(sequence.params)
         tokens, survival = running.text.propose(self._traffic, scope, record, max(length, 0), FLOOR)
         if not tokens:
             return NO_DRAFT
