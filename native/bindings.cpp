@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -18,6 +19,7 @@
 #include "bandwidth.h"
 #include "cpu.h"
 #include "program.h"
+#include "suffix_draft.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -240,6 +242,56 @@ void write_page(Program& program, int page, const nb::bytes& data) {
   std::memcpy(program.pages().page(page), data.c_str(), data.size());
 }
 
+// Used by tenfold.speculate.suffix. Calls take microseconds and keep the GIL.
+void bind_suffix(nb::module_& m) {
+  m.attr("SUFFIX_BUCKETS") =
+      nb::make_tuple(SuffixRecord::kSources, SuffixRecord::kOthers, SuffixRecord::kLengths, SuffixRecord::kShares);
+  nb::class_<SuffixRecord>(m, "SuffixRecord")
+      .def(nb::init<>())
+      .def("add", &SuffixRecord::add, "other"_a)
+      .def("counts", [](const SuffixRecord& record) {
+        std::vector<std::pair<float, float>> out;
+        for (const auto& c : record.counts) out.emplace_back(c.right, c.seen);
+        return out;
+      });
+  nb::class_<SuffixTraffic>(m, "SuffixTraffic")
+      .def(nb::init<size_t, std::vector<float>>(), "tokens"_a, "prior"_a)
+      .def("learn", &SuffixTraffic::learn, "tokens"_a, "scope"_a)
+      .def(
+          "find",
+          [](const SuffixTraffic& traffic, const std::vector<int32_t>& context, uint32_t scope, int room) {
+            std::vector<SuffixWindow::Match> matches(static_cast<size_t>(std::max(room, 0)));
+            const int found = traffic.window().find(context.data() + context.size(), static_cast<int>(context.size()),
+                                                    scope, matches.data(), static_cast<int>(matches.size()));
+            std::vector<std::pair<int, int>> out;
+            for (int i = 0; i < found; ++i) {
+              const auto& match = matches[static_cast<size_t>(i)];
+              out.emplace_back(match.length, traffic.window().token(match.place));
+            }
+            return out;
+          },
+          "context"_a, "scope"_a, "room"_a, "Matches as (length, token that followed).")
+      .def("bytes", &SuffixTraffic::bytes);
+  nb::class_<SuffixText>(m, "SuffixText")
+      .def(nb::init<size_t, size_t>(), "expected"_a, "most"_a)
+      .def("extend", &SuffixText::extend, "tokens"_a)
+      .def(
+          "propose",
+          [](SuffixText& text, const SuffixTraffic& traffic, uint32_t scope, const SuffixRecord* shared, int count,
+             float floor) {
+            std::vector<int32_t> tokens;
+            std::vector<float> survival;
+            for (const auto& guess : text.propose(traffic, scope, shared, count, floor)) {
+              tokens.push_back(guess.token);
+              survival.push_back(guess.survival);
+            }
+            return nb::make_tuple(tokens, survival);
+          },
+          "traffic"_a, "scope"_a, "shared"_a.none(), "count"_a, "floor"_a)
+      .def("record", &SuffixText::record, nb::rv_policy::reference_internal)
+      .def("bytes", &SuffixText::bytes);
+}
+
 }  // namespace
 }  // namespace tenfold
 
@@ -349,4 +401,6 @@ NB_MODULE(_native, m) {
           "source"_a, "target"_a, "rows"_a)
       .def("read_page", &read_page, "page"_a)
       .def("write_page", &write_page, "page"_a, "data"_a);
+
+  bind_suffix(m);
 }

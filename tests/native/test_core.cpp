@@ -19,6 +19,7 @@
 #include "bandwidth.h"
 #include "cpu.h"
 #include "program.h"
+#include "suffix_draft.h"
 
 using namespace tenfold;
 
@@ -494,11 +495,41 @@ void test_shrinking() {
 
 }  // namespace
 
+// Rings that wrap many times and texts that grow, over few symbols and many.
+void test_suffixes() {
+  std::mt19937 random(5);
+  const auto text = [&](size_t most, int symbols) {
+    Ints tokens(random() % most);
+    for (int32_t& t : tokens) t = static_cast<int32_t>(random() % static_cast<unsigned>(symbols));
+    return tokens;
+  };
+  for (const size_t room : {1, 100, 3000}) {
+    SuffixTraffic traffic(room, std::vector<float>(SuffixRecord::kBuckets, 0.5f));
+    SuffixRecord shared;
+    for (int i = 0; i < 200; ++i) {
+      const int symbols = i % 3 == 0 ? 1 : i % 3 == 1 ? 3 : 10'000;
+      SuffixText running(1 + random() % 200, 256);
+      for (int step = 0; step < 20; ++step) {
+        running.extend(text(step == 0 ? 500 : 10, symbols));
+        const auto guesses = running.propose(traffic, 1 + static_cast<uint32_t>(i) % 2, step % 2 ? &shared : nullptr,
+                                             static_cast<int>(random() % 50), 0);
+        CHECK(guesses.size() <= SuffixText::kMostDrafted);
+        for (const auto& guess : guesses) CHECK(guess.token >= 0 && guess.token < 10'000);
+      }
+      traffic.learn(text(700, symbols), 1 + static_cast<uint32_t>(i) % 2);
+      shared.add(running.record());
+    }
+  }
+  REFUSED(SuffixTraffic(0, {}));
+  REFUSED(SuffixText(4, 64).extend({-1}));
+}
+
 int main() {
   const std::pair<const char*, void (*)()> tests[] = {
       {"shrinking", test_shrinking}, {"teams", test_teams},
       {"formats", test_formats},     {"broken activations", test_broken_activations},
       {"sampling", test_sampling},   {"batches that lie", test_batches_that_lie},
+      {"suffixes", test_suffixes},
   };
   for (const auto& [name, test] : tests) {
     const auto start = std::chrono::steady_clock::now();
