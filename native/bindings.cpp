@@ -139,7 +139,7 @@ nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions
                Array<float> repetition, Array<float> presence, Array<float> frequency, Array<uint64_t> seed,
                Array<int64_t> position, Array<int32_t> history_offsets, Array<int32_t> history_tokens,
                Array<int32_t> history_counts, Array<int32_t> bias_offsets, Array<int32_t> bias_tokens,
-               Array<float> bias_values, Array<int32_t> logprobs, bool want_logits) {
+               Array<float> bias_values, Array<int32_t> logprobs, bool want_logits, bool want_features) {
   Batch b;
   const size_t rows = tokens.shape(0), sequences = cached_rows.shape(0), n = logit_rows.shape(0);
   need(positions, rows, "positions");
@@ -207,22 +207,26 @@ nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions
   auto chances = std::make_unique<float[]>(n);
   auto top_tokens = std::make_unique<int32_t[]>(n * width);
   auto top_chances = std::make_unique<float[]>(n * width);
-  std::unique_ptr<float[]> logits;
+  std::unique_ptr<float[]> logits, features;
+  const size_t columns = static_cast<size_t>(program.feature_width());
   std::fill_n(top_tokens.get(), n * width, -1);
   if (want_logits) logits.reset(new float[n * vocab]);
+  if (want_features) features.reset(new float[n * columns]);
   b.drawn = drawn.get();
   b.logprobs = chances.get();
   b.top_tokens = top_tokens.get();
   b.top_logprobs = top_chances.get();
   b.logits = logits.get();
+  b.features = features.get();
   {
     nb::gil_scoped_release free;
     program.step(b);
   }
-  nb::object raw = nb::none();
+  nb::object raw = nb::none(), tapped = nb::none();
   if (want_logits) raw = nb::cast(own(logits.release(), {n, vocab}));
+  if (want_features) tapped = nb::cast(own(features.release(), {n, columns}));
   return nb::make_tuple(own(drawn.release(), {n}), own(chances.release(), {n}), own(top_tokens.release(), {n, width}),
-                        own(top_chances.release(), {n, width}), raw);
+                        own(top_chances.release(), {n, width}), raw, tapped);
 }
 
 void check_page(const Program& program, int page) {
@@ -338,6 +342,8 @@ NB_MODULE(_native, m) {
       .def("add_scale", &Program::add_scale, "input"_a, "factor"_a, "output"_a)
       .def("add_select", &Program::add_select, "input"_a, "output"_a)
       .def("add_softcap", &Program::add_softcap, "value"_a, "cap"_a)
+      .def("add_concat", &Program::add_concat, "inputs"_a, "output"_a)
+      .def("add_tap", &Program::add_tap, "value"_a, "column"_a)
       .def("finish", &Program::finish, "logits"_a)
       .def("step", &step)
       .def("weight_bytes", &Program::weight_bytes)

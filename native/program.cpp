@@ -219,6 +219,25 @@ void Program::add_softcap(int v, float cap) {
   ops_.push_back(make_softcap(v, cap));
 }
 
+void Program::add_concat(std::vector<int> inputs, int output) {
+  const Value& out = value(check_value(output));
+  int64_t width = 0;
+  for (const int input : inputs) {
+    width += value(check_value(input)).width;
+    if (value(input).selected != out.selected) refuse("concat: mixes selected rows and all rows");
+    if (input == output) refuse("concat: the output cannot be an input");
+  }
+  if (width != out.width) refuse("concat: the output has not the inputs' widths together");
+  ops_.push_back(make_concat(std::move(inputs), output));
+}
+
+void Program::add_tap(int v, int column) {
+  check_value(v);
+  if (column < 0 || column > kMost) refuse("tap: column must be 0 to " + std::to_string(kMost));
+  feature_width_ = std::max(feature_width_, column + value(v).width);
+  ops_.push_back(make_tap(v, column));
+}
+
 size_t Program::quant_bytes(int rows) const {
   return static_cast<size_t>(rows) * (widest_ / kActGroup) * (sizeof(Stretch) + sizeof(FineStretch));
 }
@@ -294,6 +313,8 @@ void Program::validate(const Batch& b) const {
     if (b.selected[i] < 0 || b.selected[i] >= b.rows || (i > 0 && b.selected[i] <= b.selected[i - 1]))
       refuse("step: logit_rows must ascend within the rows");
   if (b.sampling.size() != static_cast<size_t>(b.logit_rows)) refuse("step: sampling must have an entry a wanted row");
+  if (b.features != nullptr && feature_width_ == 0)
+    refuse("step: features are wanted, but the program was compiled without taps");
   for (const SampleParams& p : b.sampling) {
     for (int i = 0; i < p.history; ++i)
       if (p.history_tokens[i] < 0 || p.history_tokens[i] >= options_.vocab) refuse("step: history token out of range");
@@ -339,6 +360,7 @@ void Program::step(Batch& b) {
   if (modular_) {
     team_.run(start_main, this);
     for (const auto& op : ops_) {
+      if (op->idle(b)) continue;
       single_ = op.get();
       team_.run(single_main, this);
     }
@@ -383,6 +405,7 @@ void Program::turn_tables(int thread) {
 bool Program::run(int thread) {
   turn_tables(thread);
   for (const auto& op : ops_) {
+    if (op->idle(*batch_)) continue;
     if (!op->run(*this, thread) || !team_.barrier(thread)) return false;
   }
   draw(thread);

@@ -38,7 +38,8 @@ struct Batch {
   float* logprobs = nullptr;
   int32_t* top_tokens = nullptr;
   float* top_logprobs = nullptr;
-  float* logits = nullptr;  // optional [logit_rows][vocab]
+  float* logits = nullptr;    // optional [logit_rows][vocab]
+  float* features = nullptr;  // optional [logit_rows][feature_width]
 };
 
 // A stretch of attention work: rows of a sequence times query heads of one KV head.
@@ -110,6 +111,10 @@ class Program {
   void add_scale(int input, float factor, int output);
   void add_select(int input, int output);
   void add_softcap(int value, float cap);
+  // The inputs side by side, in their order.
+  void add_concat(std::vector<int> inputs, int output);
+  // Wanted rows of the value as it stands here go to `column` of the features of steps that want features.
+  void add_tap(int value, int column);
   void finish(int logits);
   // Runs every op as a call of its own rather than the step as one: what fusing the step is measured against.
   void run_modular(bool modular) { modular_ = modular; }
@@ -119,6 +124,8 @@ class Program {
   KvPages& pages() { return pages_; }
   const ProgramOptions& options() const { return options_; }
   size_t weight_bytes() const { return weights_.used(); }
+  // 0: the program has no taps.
+  int feature_width() const { return feature_width_; }
   // Every step from now on runs on exactly this many threads; 0: on as many as pay. For measurements.
   void fix_threads(int threads);
   // Threads that the last step ran on: fewer than it has where they were in one another's way (see team.h).
@@ -178,7 +185,7 @@ class Program {
   std::vector<Value> values_;
   std::vector<RopeTable> ropes_;
   std::vector<std::unique_ptr<Op>> ops_;
-  int logits_ = -1;
+  int logits_ = -1, feature_width_ = 0;
   bool modular_ = false;
   std::atomic<bool> stepping_{false};
   Op* single_ = nullptr;  // the op of a modular call
@@ -203,6 +210,8 @@ class Op {
   virtual bool run(Program& program, int thread) = 0;
   // Called once a step before the threads start.
   virtual void prepare(Program&) {}
+  // Whether the step has nothing for it to do: it is passed over then, and so is its barrier.
+  virtual bool idle(const Batch&) const { return false; }
 };
 
 std::unique_ptr<Op> make_embed(int matrix, float scale, int output);
@@ -215,5 +224,7 @@ std::unique_ptr<Op> make_norm(int input, NormSpec norm, int residual, int output
 std::unique_ptr<Op> make_scale(int input, float factor, int output);
 std::unique_ptr<Op> make_select(int input, int output);
 std::unique_ptr<Op> make_softcap(int value, float cap);
+std::unique_ptr<Op> make_concat(std::vector<int> inputs, int output);
+std::unique_ptr<Op> make_tap(int value, int column);
 
 }  // namespace tenfold

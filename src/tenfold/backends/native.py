@@ -20,13 +20,28 @@ from tenfold.backends.base import (
     WeightReport,
 )
 from tenfold.backends.cores import choose_threads
+from tenfold.backends.features import feature_columns
 from tenfold.checkpoint.base import Checkpoint, CheckpointError
 from tenfold.formats.matrix import Format, Layout
 from tenfold.graph.fused import AnyFusedOp, FusedAttention, FusedGraph, FusedLinear, NormAdd, NormSpec
 from tenfold.graph.graph import Graph
-from tenfold.graph.ops import Embed, RMSNorm, Rope, RopeScaling, Scale, SelectRows, Softcap, WeightSpec
+from tenfold.graph.ops import (
+    Add,
+    Concat,
+    Embed,
+    Gate,
+    Input,
+    RMSNorm,
+    Rope,
+    RopeScaling,
+    Scale,
+    SelectRows,
+    Softcap,
+    WeightSpec,
+)
 from tenfold.graph.passes import fuse
 from tenfold.graph.rope import rope_frequencies
+from tenfold.graph.validate import describe
 
 NO_NORM = (-1, 0.0, 0.0)
 
@@ -56,8 +71,9 @@ class NativeBackend:
     def compile(self, graph: Graph, checkpoint: Checkpoint, options: CompileOptions) -> NativeProgram:
         """Packs the weights and reserves the KV pages; see `tenfold.backends.base.Backend`."""
         isa, why = choose_isa(options.isa)
-        fused = fuse(graph)
-        lowering = _Lowering(fused, checkpoint, options, isa)
+        columns = feature_columns(graph, options.taps)
+        fused = fuse(graph, options.taps)
+        lowering = _Lowering(fused, checkpoint, options, isa, columns)
         reports = lowering.run()
         lowering.core.run_modular(not options.fused)
         info = ProgramInfo(
@@ -89,7 +105,7 @@ class NativeProgram:
     def step(self, batch: StepBatch) -> StepOutput:
         """Runs one step without the GIL."""
         s = batch.sampling
-        tokens, logprobs, top_tokens, top_logprobs, logits = self._core.step(
+        tokens, logprobs, top_tokens, top_logprobs, logits, features = self._core.step(
             batch.tokens,
             batch.positions,
             batch.row_offsets,
@@ -114,9 +130,15 @@ class NativeProgram:
             s.bias_values,
             s.logprobs,
             batch.want_logits,
+            batch.want_features,
         )
         return StepOutput(
-            tokens=tokens, logprobs=logprobs, top_tokens=top_tokens, top_logprobs=top_logprobs, logits=logits
+            tokens=tokens,
+            logprobs=logprobs,
+            top_tokens=top_tokens,
+            top_logprobs=top_logprobs,
+            logits=logits,
+            features=features,
         )
 
     def copy_rows(self, source: int, target: int, rows: int) -> None:
@@ -140,10 +162,18 @@ class NativeProgram:
 class _Lowering:
     """One compilation: owns the maps from names of the graph to indices of the core."""
 
-    def __init__(self, graph: FusedGraph, checkpoint: Checkpoint, options: CompileOptions, isa: str) -> None:
+    def __init__(
+        self,
+        graph: FusedGraph,
+        checkpoint: Checkpoint,
+        options: CompileOptions,
+        isa: str,
+        taps: Sequence[tuple[str, int]],
+    ) -> None:
         if options.kv_pages <= 0:
             raise ValueError("kv_pages must be positive")
         self.graph = graph
+        self.taps = taps
         self.checkpoint = checkpoint
         self.options = options
         self.threads, self.threads_why = choose_threads(options.threads)
@@ -173,6 +203,9 @@ class _Lowering:
         """Adds every op in order; returns what became of the weights."""
         for index, op in enumerate(self.graph.ops):
             self._op(index, op)
+            for name, column in self.taps:
+                if name == op.output:
+                    self.core.add_tap(self.slots[name], column)
             for name in {*_inputs(op)}:
                 if self.last_use[name] == index and name in self.slots:
                     self._release(name)
@@ -227,15 +260,30 @@ class _Lowering:
             case Scale():
                 output = self._output(op.output, op.inputs[0] in self.selected)
                 core.add_scale(self.slots[op.inputs[0]], op.factor, output)
+            case Add():
+                first, second = (self.slots[name] for name in op.inputs)
+                selected = op.inputs[0] in self.selected
+                dying = self._dying(op.inputs[0], index) or self._dying(op.inputs[1], index)
+                core.add_sum(first, second, self._output(op.output, selected, dying))
+            case Gate():
+                first, second = (self.slots[name] for name in op.inputs)
+                selected = op.inputs[0] in self.selected
+                dying = self._dying(op.inputs[0], index) or self._dying(op.inputs[1], index)
+                core.add_gate(op.activation, first, second, self._output(op.output, selected, dying))
+            case Concat():
+                output = self._output(op.output, op.inputs[0] in self.selected)
+                core.add_concat([self.slots[name] for name in op.inputs], output)
+            case Input():
+                raise ValueError(f"{describe(op)}: a step has no such value; only recurrent programs have")
             case SelectRows():
                 core.add_select(self.slots[op.inputs[0]], self._output(op.output, True))
             case Softcap():
-                # In place: the fused graph has it after the output matrix alone.
                 name = op.inputs[0]
-                core.add_softcap(self.slots[name], op.cap)
-                self.slots[op.output] = self.slots.pop(name)
-                if name in self.selected:
-                    self.selected.add(op.output)
+                source = self.slots[name]
+                output = self._output(op.output, name in self.selected, self._dying(name, index))
+                if output != source:
+                    core.add_scale(source, 1.0, output)
+                core.add_softcap(output, op.cap)
 
     def _apart(self, op: FusedLinear, parts: list[tuple[int, int]]) -> None:
         """A linear op by op: norm, each matrix, gate and residual as ops of their own."""
