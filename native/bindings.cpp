@@ -18,6 +18,7 @@
 #include "bandwidth.h"
 #include "cpu.h"
 #include "program.h"
+#include "recurrent.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -36,9 +37,9 @@ nb::ndarray<nb::numpy, T> own(T* data, std::initializer_list<size_t> shape) {
 }
 
 template <class T>
-void need(const Array<T>& array, size_t count, const char* name) {
+void need(const Array<T>& array, size_t count, const char* name, const char* call = "step") {
   if (array.shape(0) != count || count > static_cast<size_t>(std::numeric_limits<int>::max()))
-    throw std::invalid_argument(std::string("step: ") + name + " has " + std::to_string(array.shape(0)) +
+    throw std::invalid_argument(std::string(call) + ": " + name + " has " + std::to_string(array.shape(0)) +
                                 " entries, expected " + std::to_string(count));
 }
 
@@ -229,6 +230,61 @@ nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions
                         own(top_chances.release(), {n, width}), raw, tapped);
 }
 
+std::unique_ptr<Recurrent> make_recurrent(const std::string& isa, int threads, int max_sequences, int vocab_size,
+                                          const Array<int32_t>& token_ids, Program* team_of) {
+  const Kernels* kernels = kernels_of(isa);
+  if (kernels == nullptr) throw std::invalid_argument("isa: this machine cannot run " + isa);
+  const std::vector<int32_t> ids(token_ids.data(), token_ids.data() + token_ids.shape(0));
+  ProgramOptions options;
+  options.kernels = kernels;
+  options.threads = threads;
+  options.max_rows = options.max_logit_rows = max_sequences;
+  options.vocab = static_cast<int>(ids.size());
+  options.tokens = vocab_size;
+  options.kv_pages = 1;  // the least there can be; without layers it has no bytes
+  return std::make_unique<Recurrent>(options, ids, team_of == nullptr ? nullptr : team_of->shared_team());
+}
+
+// Arrays of an UnrollBatch, in the order in which backends/native.py passes them.
+nb::tuple unroll(Recurrent& recurrent, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> features,
+                 Array<int32_t> tokens, Array<uint64_t> seed, Array<int64_t> position, Array<float> temperature,
+                 Array<int32_t> lengths, Array<float> floor) {
+  const size_t n = tokens.shape(0), width = static_cast<size_t>(recurrent.feature_width());
+  const auto check = [n](const auto& array, const char* name) { need(array, n, name, "unroll"); };
+  check(tokens, "tokens");
+  check(seed, "seed");
+  check(position, "position");
+  check(temperature, "temperature");
+  check(lengths, "lengths");
+  check(floor, "floor");
+  if (features.shape(0) != n || features.shape(1) != width)
+    throw std::invalid_argument("unroll: features have another shape than [" + std::to_string(n) + ", " +
+                                std::to_string(width) + "]");
+  Unroll u;
+  u.sequences = static_cast<int>(n);
+  u.features = features.data();
+  u.tokens = tokens.data();
+  u.seed = seed.data();
+  u.position = position.data();
+  u.temperature = temperature.data();
+  u.lengths = lengths.data();
+  u.floor = floor.data();
+  for (size_t i = 0; i < n; ++i) u.longest = std::max(u.longest, static_cast<int>(lengths.data()[i]));
+  // A length beyond the limit is refused, and must not be allocated before.
+  u.longest = std::min(u.longest, Recurrent::kLongest);
+  const size_t longest = static_cast<size_t>(u.longest);
+  std::unique_ptr<int32_t[]> drawn(new int32_t[n * longest]);
+  std::unique_ptr<float[]> chances(new float[n * longest]());
+  std::fill_n(drawn.get(), n * longest, -1);
+  u.drawn = drawn.get();
+  u.logprobs = chances.get();
+  {
+    nb::gil_scoped_release free;
+    recurrent.unroll(u);
+  }
+  return nb::make_tuple(own(drawn.release(), {n, longest}), own(chances.release(), {n, longest}));
+}
+
 void check_page(const Program& program, int page) {
   if (page < 0 || page >= program.options().kv_pages) throw std::invalid_argument("page out of range");
 }
@@ -342,6 +398,7 @@ NB_MODULE(_native, m) {
       .def("add_scale", &Program::add_scale, "input"_a, "factor"_a, "output"_a)
       .def("add_select", &Program::add_select, "input"_a, "output"_a)
       .def("add_softcap", &Program::add_softcap, "value"_a, "cap"_a)
+      .def("add_input", &Program::add_input, "output"_a)
       .def("add_concat", &Program::add_concat, "inputs"_a, "output"_a)
       .def("add_tap", &Program::add_tap, "value"_a, "column"_a)
       .def("finish", &Program::finish, "logits"_a)
@@ -355,4 +412,12 @@ NB_MODULE(_native, m) {
           "source"_a, "target"_a, "rows"_a)
       .def("read_page", &read_page, "page"_a)
       .def("write_page", &write_page, "page"_a, "data"_a);
+
+  nb::class_<Recurrent>(m, "Recurrent")
+      .def_static("create", &make_recurrent, "isa"_a, "threads"_a, "max_sequences"_a, "vocab_size"_a, "token_ids"_a,
+                  "team_of"_a.none())
+      .def_prop_ro("program", &Recurrent::program, nb::rv_policy::reference_internal)
+      .def("end_first", &Recurrent::end_first, "logits"_a, "state"_a)
+      .def("finish", &Recurrent::finish, "logits"_a, "state"_a)
+      .def("unroll", &unroll);
 }

@@ -1,4 +1,4 @@
-// Ops that handle a row at a time: lookup, norm, scale, selection, soft-cap, joining, handing back.
+// Ops that handle a row at a time: lookup, norm, scale, selection, soft-cap, handing in, joining, handing back.
 #include <algorithm>
 #include <utility>
 
@@ -143,6 +143,24 @@ class SoftcapOp final : public Op {
   const float cap_;
 };
 
+class InputOp final : public Op {
+ public:
+  explicit InputOp(int output) : output_(output) {}
+  bool run(Program& p, int thread) override {
+    const Batch& b = p.batch();
+    const Value& out = p.value(output_);
+    const Range rows = share(b.rows, thread, p.team().size());
+    for (int r = rows.begin; r < rows.end; ++r) {
+      const float* from = b.input + static_cast<size_t>(b.input_rows[r]) * b.input_stride;
+      std::copy(from, from + out.width, out.data + static_cast<size_t>(r) * out.stride);
+    }
+    return true;
+  }
+
+ private:
+  const int output_;
+};
+
 class ConcatOp final : public Op {
  public:
   ConcatOp(std::vector<int> inputs, int output) : inputs_(std::move(inputs)), output_(output) {}
@@ -211,6 +229,7 @@ std::unique_ptr<Op> make_scale(int input, float factor, int output) {
 }
 std::unique_ptr<Op> make_select(int input, int output) { return std::make_unique<SelectOp>(input, output); }
 std::unique_ptr<Op> make_softcap(int value, float cap) { return std::make_unique<SoftcapOp>(value, cap); }
+std::unique_ptr<Op> make_input(int output) { return std::make_unique<InputOp>(output); }
 std::unique_ptr<Op> make_concat(std::vector<int> inputs, int output) {
   return std::make_unique<ConcatOp>(std::move(inputs), output);
 }

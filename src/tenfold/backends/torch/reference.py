@@ -11,6 +11,10 @@ from tenfold.backends.base import (
     PAGE_ROWS,
     CompileOptions,
     Floats,
+    FormatName,
+    Int32s,
+    IsaName,
+    Program,
     ProgramInfo,
     StepBatch,
     StepOutput,
@@ -20,9 +24,12 @@ from tenfold.backends.features import feature_columns
 from tenfold.backends.sampling import sample
 from tenfold.backends.torch import functions
 from tenfold.backends.torch.batches import check_batch
+from tenfold.backends.torch.recurrent import TorchRecurrent
+from tenfold.backends.unrolling import check_recurrent
 from tenfold.checkpoint.base import Checkpoint, CheckpointError
 from tenfold.graph.graph import Graph
 from tenfold.graph.ops import Attention, Embed, Input, Rope, SelectRows, WeightSpec
+from tenfold.graph.recurrent import RecurrentGraph
 from tenfold.graph.validate import describe
 
 Tensor = functions.Tensor
@@ -83,6 +90,30 @@ class TorchBackend:
             weights=tuple(reports),
         )
         return TorchProgram(graph, weights, pools, info, self._kv_bf16, options.taps)
+
+    def compile_recurrent(
+        self,
+        graph: RecurrentGraph,
+        checkpoint: Checkpoint,
+        *,
+        token_ids: Int32s,
+        vocab_size: int,
+        max_sequences: int,
+        threads: int = 0,
+        isa: IsaName = "auto",
+        format: FormatName = "auto",
+        team_of: Program | None = None,
+    ) -> TorchRecurrent:
+        """See `tenfold.backends.base.RecurrentBackend`. In float64, whatever `dtype`; torch has one team for
+        all, so ``team_of`` says nothing here."""
+        if isa not in ("auto", "portable"):
+            raise ValueError(f"the torch backend has no isa {isa!r}; leave it at auto")
+        ids = check_recurrent(graph, token_ids, vocab_size, max_sequences)
+        if threads:
+            torch.set_num_threads(threads)
+        specs = {**graph.first.weights, **graph.next.weights}
+        weights = {name: _load(spec, checkpoint, format, torch.float64)[0] for name, spec in specs.items()}
+        return TorchRecurrent(graph, weights, ids, vocab_size, max_sequences)
 
 
 class TorchProgram:
