@@ -19,6 +19,7 @@
 #include "bandwidth.h"
 #include "cpu.h"
 #include "program.h"
+#include "recurrent.h"
 #include "suffix_draft.h"
 
 namespace nb = nanobind;
@@ -38,9 +39,9 @@ nb::ndarray<nb::numpy, T> own(T* data, std::initializer_list<size_t> shape) {
 }
 
 template <class T>
-void need(const Array<T>& array, size_t count, const char* name) {
+void need(const Array<T>& array, size_t count, const char* name, const char* call = "step") {
   if (array.shape(0) != count || count > static_cast<size_t>(std::numeric_limits<int>::max()))
-    throw std::invalid_argument(std::string("step: ") + name + " has " + std::to_string(array.shape(0)) +
+    throw std::invalid_argument(std::string(call) + ": " + name + " has " + std::to_string(array.shape(0)) +
                                 " entries, expected " + std::to_string(count));
 }
 
@@ -141,7 +142,7 @@ nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions
                Array<float> repetition, Array<float> presence, Array<float> frequency, Array<uint64_t> seed,
                Array<int64_t> position, Array<int32_t> history_offsets, Array<int32_t> history_tokens,
                Array<int32_t> history_counts, Array<int32_t> bias_offsets, Array<int32_t> bias_tokens,
-               Array<float> bias_values, Array<int32_t> logprobs, bool want_logits) {
+               Array<float> bias_values, Array<int32_t> logprobs, bool want_logits, bool want_features) {
   Batch b;
   const size_t rows = tokens.shape(0), sequences = cached_rows.shape(0), n = logit_rows.shape(0);
   need(positions, rows, "positions");
@@ -209,22 +210,81 @@ nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions
   auto chances = std::make_unique<float[]>(n);
   auto top_tokens = std::make_unique<int32_t[]>(n * width);
   auto top_chances = std::make_unique<float[]>(n * width);
-  std::unique_ptr<float[]> logits;
+  std::unique_ptr<float[]> logits, features;
+  const size_t columns = static_cast<size_t>(program.feature_width());
   std::fill_n(top_tokens.get(), n * width, -1);
   if (want_logits) logits.reset(new float[n * vocab]);
+  if (want_features) features.reset(new float[n * columns]);
   b.drawn = drawn.get();
   b.logprobs = chances.get();
   b.top_tokens = top_tokens.get();
   b.top_logprobs = top_chances.get();
   b.logits = logits.get();
+  b.features = features.get();
   {
     nb::gil_scoped_release free;
     program.step(b);
   }
-  nb::object raw = nb::none();
+  nb::object raw = nb::none(), tapped = nb::none();
   if (want_logits) raw = nb::cast(own(logits.release(), {n, vocab}));
+  if (want_features) tapped = nb::cast(own(features.release(), {n, columns}));
   return nb::make_tuple(own(drawn.release(), {n}), own(chances.release(), {n}), own(top_tokens.release(), {n, width}),
-                        own(top_chances.release(), {n, width}), raw);
+                        own(top_chances.release(), {n, width}), raw, tapped);
+}
+
+std::unique_ptr<Recurrent> make_recurrent(const std::string& isa, int threads, int max_sequences, int vocab_size,
+                                          const Array<int32_t>& token_ids, Program* team_of) {
+  const Kernels* kernels = kernels_of(isa);
+  if (kernels == nullptr) throw std::invalid_argument("isa: this machine cannot run " + isa);
+  const std::vector<int32_t> ids(token_ids.data(), token_ids.data() + token_ids.shape(0));
+  ProgramOptions options;
+  options.kernels = kernels;
+  options.threads = threads;
+  options.max_rows = options.max_logit_rows = max_sequences;
+  options.vocab = static_cast<int>(ids.size());
+  options.tokens = vocab_size;
+  options.kv_pages = 1;  // the least there can be; without layers it has no bytes
+  return std::make_unique<Recurrent>(options, ids, team_of == nullptr ? nullptr : team_of->shared_team());
+}
+
+// Arrays of an UnrollBatch, in the order in which backends/native.py passes them.
+nb::tuple unroll(Recurrent& recurrent, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> features,
+                 Array<int32_t> tokens, Array<uint64_t> seed, Array<int64_t> position, Array<float> temperature,
+                 Array<int32_t> lengths, Array<float> floor) {
+  const size_t n = tokens.shape(0), width = static_cast<size_t>(recurrent.feature_width());
+  const auto check = [n](const auto& array, const char* name) { need(array, n, name, "unroll"); };
+  check(tokens, "tokens");
+  check(seed, "seed");
+  check(position, "position");
+  check(temperature, "temperature");
+  check(lengths, "lengths");
+  check(floor, "floor");
+  if (features.shape(0) != n || features.shape(1) != width)
+    throw std::invalid_argument("unroll: features have another shape than [" + std::to_string(n) + ", " +
+                                std::to_string(width) + "]");
+  Unroll u;
+  u.sequences = static_cast<int>(n);
+  u.features = features.data();
+  u.tokens = tokens.data();
+  u.seed = seed.data();
+  u.position = position.data();
+  u.temperature = temperature.data();
+  u.lengths = lengths.data();
+  u.floor = floor.data();
+  for (size_t i = 0; i < n; ++i) u.longest = std::max(u.longest, static_cast<int>(lengths.data()[i]));
+  // A length beyond the limit is refused, and must not be allocated before.
+  u.longest = std::min(u.longest, Recurrent::kLongest);
+  const size_t longest = static_cast<size_t>(u.longest);
+  std::unique_ptr<int32_t[]> drawn(new int32_t[n * longest]);
+  std::unique_ptr<float[]> chances(new float[n * longest]());
+  std::fill_n(drawn.get(), n * longest, -1);
+  u.drawn = drawn.get();
+  u.logprobs = chances.get();
+  {
+    nb::gil_scoped_release free;
+    recurrent.unroll(u);
+  }
+  return nb::make_tuple(own(drawn.release(), {n, longest}), own(chances.release(), {n, longest}));
 }
 
 void check_page(const Program& program, int page) {
@@ -390,6 +450,9 @@ NB_MODULE(_native, m) {
       .def("add_scale", &Program::add_scale, "input"_a, "factor"_a, "output"_a)
       .def("add_select", &Program::add_select, "input"_a, "output"_a)
       .def("add_softcap", &Program::add_softcap, "value"_a, "cap"_a)
+      .def("add_input", &Program::add_input, "output"_a)
+      .def("add_concat", &Program::add_concat, "inputs"_a, "output"_a)
+      .def("add_tap", &Program::add_tap, "value"_a, "column"_a)
       .def("finish", &Program::finish, "logits"_a)
       .def("step", &step)
       .def("weight_bytes", &Program::weight_bytes)
@@ -403,4 +466,11 @@ NB_MODULE(_native, m) {
       .def("write_page", &write_page, "page"_a, "data"_a);
 
   bind_suffix(m);
+  nb::class_<Recurrent>(m, "Recurrent")
+      .def_static("create", &make_recurrent, "isa"_a, "threads"_a, "max_sequences"_a, "vocab_size"_a, "token_ids"_a,
+                  "team_of"_a.none())
+      .def_prop_ro("program", &Recurrent::program, nb::rv_policy::reference_internal)
+      .def("end_first", &Recurrent::end_first, "logits"_a, "state"_a)
+      .def("finish", &Recurrent::finish, "logits"_a, "state"_a)
+      .def("unroll", &unroll);
 }

@@ -1,5 +1,6 @@
-// Ops that handle a row at a time: lookup, norm, scale, selection, soft-cap.
+// Ops that handle a row at a time: lookup, norm, scale, selection, soft-cap, handing in, joining, handing back.
 #include <algorithm>
+#include <utility>
 
 #include "program.h"
 
@@ -142,6 +143,67 @@ class SoftcapOp final : public Op {
   const float cap_;
 };
 
+class InputOp final : public Op {
+ public:
+  explicit InputOp(int output) : output_(output) {}
+  bool run(Program& p, int thread) override {
+    const Batch& b = p.batch();
+    const Value& out = p.value(output_);
+    const Range rows = share(b.rows, thread, p.team().size());
+    for (int r = rows.begin; r < rows.end; ++r) {
+      const float* from = b.input + static_cast<size_t>(b.input_rows[r]) * b.input_stride;
+      std::copy(from, from + out.width, out.data + static_cast<size_t>(r) * out.stride);
+    }
+    return true;
+  }
+
+ private:
+  const int output_;
+};
+
+class ConcatOp final : public Op {
+ public:
+  ConcatOp(std::vector<int> inputs, int output) : inputs_(std::move(inputs)), output_(output) {}
+  bool run(Program& p, int thread) override {
+    const Value& out = p.value(output_);
+    const Range rows = share(p.rows_of(out), thread, p.team().size());
+    for (int r = rows.begin; r < rows.end; ++r) {
+      const size_t row = static_cast<size_t>(r);
+      float* to = out.data + row * out.stride;
+      for (const int input : inputs_) {
+        const Value& in = p.value(input);
+        const float* from = in.data + row * in.stride;
+        to = std::copy(from, from + in.width, to);
+      }
+    }
+    return true;
+  }
+
+ private:
+  const std::vector<int> inputs_;
+  const int output_;
+};
+
+class TapOp final : public Op {
+ public:
+  TapOp(int value, int column) : value_(value), column_(column) {}
+  bool idle(const Batch& batch) const override { return batch.features == nullptr; }
+  bool run(Program& p, int thread) override {
+    const Batch& b = p.batch();
+    const Value& v = p.value(value_);
+    const Range rows = share(b.logit_rows, thread, p.team().size());
+    for (int i = rows.begin; i < rows.end; ++i) {
+      const size_t n = static_cast<size_t>(i), row = v.selected ? n : static_cast<size_t>(b.selected[i]);
+      const float* from = v.data + row * v.stride;
+      std::copy(from, from + v.width, b.features + n * static_cast<size_t>(p.feature_width()) + column_);
+    }
+    return true;
+  }
+
+ private:
+  const int value_, column_;
+};
+
 }  // namespace
 
 std::unique_ptr<Op> make_embed(int matrix, float scale, int output) {
@@ -167,5 +229,10 @@ std::unique_ptr<Op> make_scale(int input, float factor, int output) {
 }
 std::unique_ptr<Op> make_select(int input, int output) { return std::make_unique<SelectOp>(input, output); }
 std::unique_ptr<Op> make_softcap(int value, float cap) { return std::make_unique<SoftcapOp>(value, cap); }
+std::unique_ptr<Op> make_input(int output) { return std::make_unique<InputOp>(output); }
+std::unique_ptr<Op> make_concat(std::vector<int> inputs, int output) {
+  return std::make_unique<ConcatOp>(std::move(inputs), output);
+}
+std::unique_ptr<Op> make_tap(int value, int column) { return std::make_unique<TapOp>(value, column); }
 
 }  // namespace tenfold

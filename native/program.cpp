@@ -22,6 +22,7 @@ const ProgramOptions& checked(const ProgramOptions& o, const std::vector<KvShape
   if (o.threads < 1 || o.threads > 1024) refuse("program: threads must be 1 to 1024");
   if (o.max_rows < 1 || o.max_rows > kMost || o.vocab < 1 || o.vocab > kMost || o.kv_pages < 1 || o.kv_pages > kMost)
     refuse("program: rows, vocab and pages must be positive, at most " + std::to_string(kMost));
+  if (o.tokens < 0 || o.tokens > kMost) refuse("program: tokens must be 0 to " + std::to_string(kMost));
   if (o.max_logit_rows < 1 || o.max_logit_rows > o.max_rows) refuse("program: max_logit_rows must be 1 to max_rows");
   for (const KvShape& s : kv)
     if (s.heads < 1 || s.heads > 4096 || s.head_dim < 1 || s.head_dim > 4096)
@@ -31,16 +32,27 @@ const ProgramOptions& checked(const ProgramOptions& o, const std::vector<KvShape
 
 }  // namespace
 
-Program::Program(const ProgramOptions& options, const std::vector<KvShape>& kv)
+Turn::Turn(Team& team) : team_(team) {
+  if (!team.here()) refuse("step: a program does not survive a fork; compile it in the process that uses it");
+  // Batch, activations and threads belong to one call at a time; a second caller is refused before it can touch them.
+  if (!team.take()) refuse("step: the program, or one that shares its threads, is in a step of another thread");
+}
+
+Turn::~Turn() { team_.give_back(); }
+
+Program::Program(const ProgramOptions& options, const std::vector<KvShape>& kv, std::shared_ptr<Team> team)
     : options_(checked(options, kv)),
       pages_(options.kv_pages, kv, options.kv_format),
       lines_written_(static_cast<size_t>(options.kv_pages)),
-      team_(options.threads) {}
+      team_(team != nullptr ? std::move(team) : std::make_shared<Team>(options.threads)) {
+  if (options_.tokens == 0) options_.tokens = options_.vocab;
+  if (team_->capacity() != options_.threads) refuse("program: has not as many threads as the team that it shares");
+}
 
 Program::~Program() = default;
 
 void Program::check_building() const {
-  if (logits_ >= 0) refuse("program: it is finished; nothing can be added");
+  if (laid_out_) refuse("program: it is finished; nothing can be added");
 }
 
 int Program::add_matrix(int rows, int cols, Layout layout) {
@@ -120,7 +132,7 @@ void Program::check_vector(int index, int count, const char* what) const {
 }
 
 void Program::add_embed(int m, float scale, int output) {
-  if (matrix(m).rows < options_.vocab) refuse("embed: the matrix has not a row for each token of the vocabulary");
+  if (matrix(m).rows < options_.tokens) refuse("embed: the matrix has not a row for each token of the vocabulary");
   if (matrix(m).cols != value(check_value(output)).width) refuse("embed: width differs from the matrix");
   if (value(output).selected) refuse("embed: its output is of all rows");
   ops_.push_back(make_embed(m, scale, output));
@@ -219,6 +231,31 @@ void Program::add_softcap(int v, float cap) {
   ops_.push_back(make_softcap(v, cap));
 }
 
+void Program::add_input(int output) {
+  if (value(check_value(output)).selected) refuse("input: its output is of all rows");
+  inputs_.push_back({ops_.size(), output});
+  ops_.push_back(make_input(output));
+}
+
+void Program::add_concat(std::vector<int> inputs, int output) {
+  const Value& out = value(check_value(output));
+  int64_t width = 0;
+  for (const int input : inputs) {
+    width += value(check_value(input)).width;
+    if (value(input).selected != out.selected) refuse("concat: mixes selected rows and all rows");
+    if (input == output) refuse("concat: the output cannot be an input");
+  }
+  if (width != out.width) refuse("concat: the output has not the inputs' widths together");
+  ops_.push_back(make_concat(std::move(inputs), output));
+}
+
+void Program::add_tap(int v, int column) {
+  check_value(v);
+  if (column < 0 || column > kMost) refuse("tap: column must be 0 to " + std::to_string(kMost));
+  feature_width_ = std::max(feature_width_, column + value(v).width);
+  ops_.push_back(make_tap(v, column));
+}
+
 size_t Program::quant_bytes(int rows) const {
   return aligned(static_cast<size_t>(rows) * (widest_ / kActGroup) * (sizeof(Stretch) + sizeof(HighStretch)));
 }
@@ -237,6 +274,13 @@ float* Program::private_normed(int thread) {
 void Program::finish(int logits) {
   if (!value(check_value(logits)).selected || value(logits).width != options_.vocab)
     refuse("finish: the last value is not logits");
+  if (!inputs_.empty()) refuse("finish: a step hands nothing in; only recurrent programs have inputs");
+  lay_out();
+  logits_ = logits;  // last: a program that ran out of memory is not finished
+}
+
+void Program::lay_out() {
+  check_building();
   widest_ = (widest_ + 63) / 64 * 64;
   size_t total = 0;
   for (Value& v : values_)
@@ -258,12 +302,12 @@ void Program::finish(int logits) {
   }
   row_sequence_.resize(static_cast<size_t>(options_.max_rows));
   row_cache_.resize(static_cast<size_t>(options_.max_rows));
-  logits_ = logits;  // last: a program that ran out of memory is not finished
+  laid_out_ = true;
 }
 
 void Program::fix_threads(int threads) {
   if (threads < 0 || threads > options_.threads) refuse("fix_threads: the program has fewer threads");
-  team_.fix(threads);
+  team_->fix(threads);
 }
 
 void Program::validate(const Batch& b) const {
@@ -288,12 +332,14 @@ void Program::validate(const Batch& b) const {
   for (int i = 0; i < b.page_count; ++i)
     if (b.pages[i] < 0 || b.pages[i] >= options_.kv_pages) refuse("step: page out of range");
   for (int r = 0; r < b.rows; ++r)
-    if (b.tokens[r] < 0 || b.tokens[r] >= options_.vocab)
+    if (b.tokens[r] < 0 || b.tokens[r] >= options_.tokens)
       refuse("step: token " + std::to_string(b.tokens[r]) + " is not in the vocabulary");
   for (int i = 0; i < b.logit_rows; ++i)
     if (b.selected[i] < 0 || b.selected[i] >= b.rows || (i > 0 && b.selected[i] <= b.selected[i - 1]))
       refuse("step: logit_rows must ascend within the rows");
   if (b.sampling.size() != static_cast<size_t>(b.logit_rows)) refuse("step: sampling must have an entry a wanted row");
+  if (b.features != nullptr && feature_width_ == 0)
+    refuse("step: features are wanted, but the program was compiled without taps");
   for (const SampleParams& p : b.sampling) {
     for (int i = 0; i < p.history; ++i)
       if (p.history_tokens[i] < 0 || p.history_tokens[i] >= options_.vocab) refuse("step: history token out of range");
@@ -324,27 +370,21 @@ void Program::place(const Batch& b) {
 }
 
 void Program::step(Batch& b) {
-  if (!team_.here()) refuse("step: a program does not survive a fork; compile it in the process that uses it");
-  // One step at a time: its batch, its activations and its threads are the program's. A second caller is refused
-  // before it can touch them.
-  if (stepping_.exchange(true, std::memory_order_acquire)) refuse("step: the program is in a step of another thread");
-  struct Done {
-    std::atomic<bool>& flag;
-    ~Done() { flag.store(false, std::memory_order_release); }
-  } done{stepping_};
+  const Turn turn(*team_);
   validate(b);
   place(b);
   batch_ = &b;
   for (const auto& op : ops_) op->prepare(*this);
   if (modular_) {
-    team_.run(start_main, this);
+    team_->run(start_main, this);
     for (const auto& op : ops_) {
+      if (op->idle(b)) continue;
       single_ = op.get();
-      team_.run(single_main, this);
+      team_->run(single_main, this);
     }
-    team_.run(draw_main, this);
+    team_->run(draw_main, this);
   } else {
-    team_.run(thread_main, this);
+    team_->run(thread_main, this);
   }
   batch_ = nullptr;
 }
@@ -368,7 +408,7 @@ bool Program::thread_main(void* self, int index) { return static_cast<Program*>(
 
 // Cosines and sines of the step's positions.
 void Program::turn_tables(int thread) {
-  const Range rows = share(batch_->rows, thread, team_.size());
+  const Range rows = share(batch_->rows, thread, team_->size());
   for (RopeTable& t : ropes_) {
     const size_t half = t.frequencies.size();
     for (int r = rows.begin; r < rows.end; ++r)
@@ -382,10 +422,17 @@ void Program::turn_tables(int thread) {
 
 bool Program::run(int thread) {
   turn_tables(thread);
-  for (const auto& op : ops_) {
-    if (!op->run(*this, thread) || !team_.barrier(thread)) return false;
-  }
+  if (!run_ops(thread, 0, ops_.size())) return false;
   draw(thread);
+  return true;
+}
+
+bool Program::run_ops(int thread, size_t begin, size_t end) {
+  for (size_t i = begin; i < end; ++i) {
+    Op& op = *ops_[i];
+    if (op.idle(*batch_)) continue;
+    if (!op.run(*this, thread) || !team_->barrier(thread)) return false;
+  }
   return true;
 }
 
@@ -395,7 +442,7 @@ void Program::draw(int thread) {
   const size_t vocab = static_cast<size_t>(options_.vocab);
   uint8_t* memory = sample_scratch_[static_cast<size_t>(thread)].data();
   const SampleScratch scratch{reinterpret_cast<float*>(memory), reinterpret_cast<int32_t*>(memory + vocab * 8)};
-  const Range mine = share(b.logit_rows, thread, team_.size());
+  const Range mine = share(b.logit_rows, thread, team_->size());
   for (int i = mine.begin; i < mine.end; ++i) {
     const size_t n = static_cast<size_t>(i);
     float* row = logits.data + n * logits.stride;

@@ -1,10 +1,10 @@
 // A compiled graph: packed weights, activations, KV pages, and one call a step. Knows nothing of requests.
 //
-// Built once (add_*), then stepped. Every op is run by all threads of the team, each on its static share; the program
-// puts a barrier after every op. Programs throw std::invalid_argument on misuse; a step validates its batch before it
-// writes. One caller at a time; the arrays of a batch must not change during its step. A program belongs to the process
-// that made it: a forked child has none of its threads, so that a step there is refused (destroying it there is
-// harmless).
+// Built once (add_*), then stepped (or unrolled, see recurrent.h). Every op is run by all threads of the team, each on
+// its static share; the program puts a barrier after every op. Programs throw std::invalid_argument on misuse; a step
+// validates its batch before it writes. One caller at a time; the arrays of a batch must not change during its step. A
+// program belongs to the process that made it: a forked child has none of its threads, so that a step there is refused
+// (destroying it there is harmless).
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,12 @@ struct Batch {
   float* logprobs = nullptr;
   int32_t* top_tokens = nullptr;
   float* top_logprobs = nullptr;
-  float* logits = nullptr;  // optional [logit_rows][vocab]
+  float* logits = nullptr;    // optional [logit_rows][vocab]
+  float* features = nullptr;  // optional [logit_rows][feature_width]
+  // What an input op reads, in the steps of recurrent programs: row r is input[input_rows[r] * input_stride].
+  const float* input = nullptr;
+  size_t input_stride = 0;
+  const int32_t* input_rows = nullptr;
 };
 
 // A stretch of attention work: rows of a sequence times query heads of one KV head.
@@ -66,9 +71,12 @@ struct RopeTable {
 
 struct ProgramOptions {
   const Kernels* kernels = nullptr;
-  int threads = 1, max_rows = 1, max_logit_rows = 1, vocab = 0, kv_pages = 0;
+  int threads = 1, max_rows = 1, max_logit_rows = 1;
+  int vocab = 0;  // logits of a row
+  int kv_pages = 0;
   KvFormat kv_format = KvFormat::BF16;
   LinearTuning tuning;
+  int tokens = 0;  // token ids that rows may have; 0: as many as logits
 };
 
 struct LinearPart {
@@ -88,9 +96,22 @@ struct AttentionSpec {
   int rope;  // -1: none
 };
 
+// Has the team for one call. Refuses where another call has it, and in a forked child.
+class Turn {
+ public:
+  explicit Turn(Team& team);
+  ~Turn();
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Team& team_;
+};
+
 class Program {
  public:
-  Program(const ProgramOptions& options, const std::vector<KvShape>& kv);
+  // `team`: of another program, to be shared with it; options.threads must be its capacity. Null: one of its own.
+  Program(const ProgramOptions& options, const std::vector<KvShape>& kv, std::shared_ptr<Team> team = nullptr);
   ~Program();
 
   int add_matrix(int rows, int cols, Layout layout);
@@ -112,6 +133,12 @@ class Program {
   void add_scale(int input, float factor, int output);
   void add_select(int input, int output);
   void add_softcap(int value, float cap);
+  // Rows that the caller hands in. The first op of its list, since what it reads may be another value's memory.
+  void add_input(int output);
+  // The inputs side by side, in their order.
+  void add_concat(std::vector<int> inputs, int output);
+  // Wanted rows of the value as it stands here go to `column` of the features of steps that want features.
+  void add_tap(int value, int column);
   void finish(int logits);
   // Runs every op as a call of its own rather than the step as one: what fusing the step is measured against.
   void run_modular(bool modular) { modular_ = modular; }
@@ -121,14 +148,17 @@ class Program {
   KvPages& pages() { return pages_; }
   const ProgramOptions& options() const { return options_; }
   size_t weight_bytes() const { return weights_.used(); }
+  // 0: the program has no taps.
+  int feature_width() const { return feature_width_; }
   // Every step from now on runs on exactly this many threads; 0: on as many as pay. For measurements.
   void fix_threads(int threads);
   // Threads that the last step ran on: fewer than it has where they were in one another's way (see team.h).
-  int threads_used() const { return team_.size(); }
+  int threads_used() const { return team_->size(); }
+  const std::shared_ptr<Team>& shared_team() const { return team_; }
 
   // For ops, within a step.
   const Kernels& kernels() const { return *options_.kernels; }
-  Team& team() { return team_; }
+  Team& team() { return *team_; }
   const Batch& batch() const { return *batch_; }
   int rows_of(const Value& v) const { return v.selected ? batch_->logit_rows : batch_->rows; }
   const Value& value(int index) const { return values_[static_cast<size_t>(index)]; }
@@ -163,12 +193,17 @@ class Program {
 
  private:
   friend class AttentionOp;
+  friend class Recurrent;
   static bool thread_main(void* self, int index);
   static bool single_main(void* self, int index);
   static bool start_main(void* self, int index);
   static bool draw_main(void* self, int index);
   void turn_tables(int thread);
   bool run(int thread);
+  // The ops from `begin` up to `end`, each with a barrier after it. False: the thread was let go.
+  bool run_ops(int thread, size_t begin, size_t end);
+  // Memory for values and scratch. Nothing can be added from then on.
+  void lay_out();
   void validate(const Batch& batch) const;
   // Finds each row's sequence and cache row. Refuses two rows for one line: they would race.
   void place(const Batch& batch);
@@ -192,9 +227,13 @@ class Program {
   std::vector<Value> values_;
   std::vector<RopeTable> ropes_;
   std::vector<std::unique_ptr<Op>> ops_;
-  int logits_ = -1;
-  bool modular_ = false;
-  std::atomic<bool> stepping_{false};
+  struct Input {
+    size_t op;
+    int value;
+  };
+  std::vector<Input> inputs_;
+  int logits_ = -1, feature_width_ = 0;
+  bool laid_out_ = false, modular_ = false;
   Op* single_ = nullptr;  // the op of a modular call
   size_t widest_ = 0;
 
@@ -206,7 +245,7 @@ class Program {
   Batch* batch_ = nullptr;
   std::vector<int> row_sequence_, row_cache_;
   std::vector<uint16_t> lines_written_;  // of each page, a bit a line; all 0 between steps
-  Team team_;                            // last: its threads use all of the above
+  std::shared_ptr<Team> team_;
 };
 
 class Op {
@@ -217,6 +256,8 @@ class Op {
   virtual bool run(Program& program, int thread) = 0;
   // Called once a step before the threads start.
   virtual void prepare(Program&) {}
+  // Whether the step has nothing for it to do: it is passed over then, and so is its barrier.
+  virtual bool idle(const Batch&) const { return false; }
 };
 
 std::unique_ptr<Op> make_embed(int matrix, float scale, int output);
@@ -229,5 +270,8 @@ std::unique_ptr<Op> make_norm(int input, NormSpec norm, int residual, int output
 std::unique_ptr<Op> make_scale(int input, float factor, int output);
 std::unique_ptr<Op> make_select(int input, int output);
 std::unique_ptr<Op> make_softcap(int value, float cap);
+std::unique_ptr<Op> make_input(int output);
+std::unique_ptr<Op> make_concat(std::vector<int> inputs, int output);
+std::unique_ptr<Op> make_tap(int value, int column);
 
 }  // namespace tenfold

@@ -39,6 +39,10 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
+  // For whoever shares the team: takes it for a while, or finds it taken. What is taken is given back.
+  bool take() { return !taken_.exchange(true, std::memory_order_acquire); }
+  void give_back() { taken_.store(false, std::memory_order_release); }
+  int capacity() const { return capacity_; }
   // Threads that take part at the moment. Within a task it changes at barriers alone.
   int size() const { return active_; }
   // Whether this is the process that made the team: after a fork the child has none of its threads.
@@ -76,6 +80,7 @@ class Team {
   Clock::time_point began_, retry_at_{};
   Clock::duration stalled_{}, patience_;
   std::atomic<uint64_t> shrinks_{0};
+  std::atomic<bool> taken_{false};
 
   alignas(64) std::atomic<int> arrived_{0};
   std::atomic<Clock::rep> first_arrival_{0};

@@ -61,6 +61,17 @@ struct SampleResult {
   float logprob;
 };
 
+// Of some rows of the vocabulary: the one with the highest score; -1 where no logit is a number above -inf.
+struct BestRow {
+  float score;
+  int32_t row;
+};
+
+// Log-probability of a row: (logit - peak) / temperature - log_sum.
+struct Normalizer {
+  float peak, log_sum;
+};
+
 struct Kernels {
   const char* isa;
   // out[p * out_pitch + r * kPanel + c] of one or two panels of a layout for `rows` activation rows.
@@ -84,6 +95,13 @@ struct Kernels {
   SampleResult (*sample)(float* logits, int vocab, const SampleParams& p, SampleScratch scratch, int32_t* top_tokens,
                          float* top_logprobs);
   void (*gumbel)(uint64_t seed, int64_t position, int first_token, int count, float* out);
+
+  // Argmax over rows of logit / temperature + Gumbel(seed, position, ids[row]), or of logit at temperature 0; the first
+  // of equal ones. `ids` can be read up to a multiple of 16.
+  BestRow (*best_row)(const float* logits, const int32_t* ids, int count, float temperature, uint64_t seed,
+                      int64_t position);
+  // temperature above 0. NaN where a logit is.
+  Normalizer (*normalizer)(const float* logits, int count, float temperature);
 };
 
 namespace portable {

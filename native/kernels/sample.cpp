@@ -1,72 +1,26 @@
 // Drawing a token: filters, then argmax of logit / temperature + Gumbel(seed, position, token).
 //
-// The noise is a pure function (Philox4x32-10, Salmon et al., SC 2011), so a draw does not depend on who else is in the
-// step, and a drafter that knows the seed draws with the same noise. No softmax is written to memory unless top_p or
-// min_p need one.
+// No softmax is written to memory unless top_p or min_p need one.
 #include "sample.h"
 
 #include <algorithm>
 
-#include "simd.h"
+#include "noise.h"
 
 namespace tenfold::TENFOLD_LEVEL {
 namespace {
 
-constexpr int kBlocks = 16;  // Philox blocks computed side by side; each makes the noise of 4 tokens
-
-// words[j][i]: word j of block first + i.
-void philox(uint64_t seed, int64_t position, uint32_t first, uint32_t words[4][kBlocks]) {
-  uint32_t x0[kBlocks], x1[kBlocks], x2[kBlocks], x3[kBlocks];
-  for (int i = 0; i < kBlocks; ++i) {
-    x0[i] = first + static_cast<uint32_t>(i);
-    x1[i] = static_cast<uint32_t>(position);
-    x2[i] = static_cast<uint32_t>(static_cast<uint64_t>(position) >> 32);
-    x3[i] = 0;
-  }
-  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    for (int i = 0; i < kBlocks; ++i) {
-      const uint64_t a = static_cast<uint64_t>(x0[i]) * 0xD2511F53u;
-      const uint64_t b = static_cast<uint64_t>(x2[i]) * 0xCD9E8D57u;
-      const uint32_t y0 = static_cast<uint32_t>(b >> 32) ^ x1[i] ^ k0;
-      const uint32_t y2 = static_cast<uint32_t>(a >> 32) ^ x3[i] ^ k1;
-      x0[i] = y0;
-      x1[i] = static_cast<uint32_t>(b);
-      x2[i] = y2;
-      x3[i] = static_cast<uint32_t>(a);
-    }
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  for (int i = 0; i < kBlocks; ++i) {
-    words[0][i] = x0[i];
-    words[1][i] = x1[i];
-    words[2][i] = x2[i];
-    words[3][i] = x3[i];
-  }
-}
-
-// v = (word + 0.5) / 2^32 in float, at most 1 - 2^-24; -log(-log1p(-v)). Small v carry the large noise, where floats
-// are dense: log1p by Kahan's correction log(w) * v / (1 - w), w = 1 - v.
-TENFOLD_INLINE VF gumbel_lane(VF uniform) {
-  const VF v = min(uniform, set1(1.0f - 0x1p-24f));
-  const VF w = sub(set1(1.0f), v);
-  const VF spread = sub(set1(1.0f), w);
-  const VF tiny = set1(0x1p-25f);
-  const VF log_w = mul(log_lane(w), set1(-1.0f));
-  const VF corrected = div(mul(log_w, v), max(spread, tiny));
-  const VF exponential = select_lt(spread, tiny, v, corrected);
-  return mul(log_lane(exponential), set1(-1.0f));
-}
-
-// Noise of the 64 tokens 64 * chunk ...
+// Noise of the 64 tokens 64 * chunk ...: of 16 blocks.
 void gumbel_chunk(uint64_t seed, int64_t position, int chunk, float out[64]) {
-  uint32_t words[4][kBlocks];
-  philox(seed, position, static_cast<uint32_t>(chunk) * kBlocks, words);
-  alignas(64) float uniform[64];
-  for (int i = 0; i < kBlocks; ++i)
-    for (int j = 0; j < 4; ++j) uniform[4 * i + j] = (static_cast<float>(words[j][i]) + 0.5f) * 0x1p-32f;
-  for (int i = 0; i < 64; i += kLanes) store(out + i, gumbel_lane(load(uniform + i)));
+  alignas(64) static constexpr int32_t kLane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  alignas(64) float noise[4][16];
+  for (int part = 0; part < kParts; ++part) {
+    VI words[4];
+    philox(seed, position, addi(loadi(kLane + part * kLanes), set1i(chunk * 16)), words);
+    for (int word = 0; word < 4; ++word) store(noise[word] + part * kLanes, gumbel_lane(words[word]));
+  }
+  for (int i = 0; i < 16; ++i)
+    for (int word = 0; word < 4; ++word) out[4 * i + word] = noise[word][i];
 }
 
 float gumbel_of(uint64_t seed, int64_t position, int token) {

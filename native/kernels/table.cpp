@@ -1,5 +1,6 @@
 // The table of one ISA level.
 #include "attention.h"
+#include "draft.h"
 #include "elementwise.h"
 #include "kernels.h"
 #include "linear.h"
@@ -23,6 +24,8 @@ const Kernels& kernels() {
       attention,
       sample,
       gumbel,
+      best_row,
+      normalizer,
   };
   return table;
 }

@@ -46,3 +46,17 @@ class Program:
         kv: list[tuple[int, int]],
     ) -> Program: ...
     def __getattr__(self, name: str) -> Any: ...
+
+class Recurrent:
+    program: Program
+    @staticmethod
+    def create(
+        *,
+        isa: str,
+        threads: int,
+        max_sequences: int,
+        vocab_size: int,
+        token_ids: Any,
+        team_of: Program | None,
+    ) -> Recurrent: ...
+    def __getattr__(self, name: str) -> Any: ...

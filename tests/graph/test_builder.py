@@ -28,6 +28,9 @@ def started() -> tuple[GraphBuilder, str]:
         (lambda b, x: b.gate(x, b.linear(x, "w.weight", 8), "silu"), "gate"),
         (lambda b, x: b.rms_norm(x, "n.weight", 1e-5, width=5), "rms_norm"),
         (lambda b, x: b.rope(x, 5, 1e4), "rope"),
+        (lambda b, x: b.input("given", 0), "given.*width 0"),
+        (lambda b, x: b.concat(x), "concat.* has 1 inputs, needs 2"),
+        (lambda b, x: b.end_layer("nothing"), "nothing"),
         (lambda b, x: b.rope(x, 8, 1e4, rotary_dim=3), "rotary_dim"),
         (lambda b, x: b.attention(x, x, b.linear(x, "v.weight", 8), head_dim=8, scale=1), "width of v"),
         (
@@ -109,6 +112,11 @@ MISTAKES: dict[str, tuple[Callable[[Graph], Graph], str]] = {
         "KV layers",
     ),
     "rows mixed": (late_selection, "before and after select_rows"),
+    "layer output of nothing": (lambda g: msgspec.structs.replace(g, layer_outputs=("ghost",)), "ghost"),
+    "layer output of the wanted rows": (
+        lambda g: msgspec.structs.replace(g, layer_outputs=("model.norm",)),
+        "layer output 'model.norm'",
+    ),
     "no ops": (lambda g: msgspec.structs.replace(g, ops=()), "no ops"),
     "vocabulary differs": (lambda g: msgspec.structs.replace(g, vocab_size=95), "width of the logits"),
 }

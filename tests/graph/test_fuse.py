@@ -13,11 +13,11 @@ from tenfold.backends.torch.reference import TorchBackend
 from tenfold.graph.builder import GraphBuilder
 from tenfold.graph.fused import FusedAttention, FusedLinear, NormAdd
 from tenfold.graph.graph import Graph
-from tenfold.graph.ops import Embed, RMSNorm, SelectRows
+from tenfold.graph.ops import Add, Attention, Concat, Embed, Gate, RMSNorm, Rope, SelectRows
 from tenfold.graph.passes import fuse
 from tenfold.models.registry import build_graph
 from tests.helpers.batches import Part, step_batch
-from tests.helpers.fused_interpreter import run_fused
+from tests.helpers.fused_interpreter import fused_values, run_fused
 from tests.helpers.memory_checkpoint import DictCheckpoint
 from tests.helpers.tiny_models import CONFIGS, random_weights
 
@@ -70,22 +70,20 @@ def attention(b: GraphBuilder, x: str, stem: str) -> str:
 
 
 def test_a_norm_with_other_readers_stays() -> None:
-    """Parallel attention and MLP read one norm, so neither may take it in."""
-    b, x = start()
-    normed = b.rms_norm(x, "n.weight", 1e-5)
-    attended = attention(b, normed, "a")
-    gated = b.gate(b.linear(normed, "g.weight", 16), b.linear(normed, "u.weight", 16), "gelu")
-    graph = finish(b, b.add(b.add(x, attended), b.linear(gated, "d.weight", 16)))
-    with pytest.raises(NotImplementedError, match="add"):
-        fuse(graph)  # attention without an output projection before the addition
-
-    b, x = start()
-    normed = b.rms_norm(x, "n.weight", 1e-5)
-    out = b.linear(attention(b, normed, "a"), "o.weight", 16)
-    gated = b.gate(b.linear(normed, "g.weight", 16), b.linear(normed, "u.weight", 16), "gelu")
-    graph = finish(b, b.add(b.add(x, out), b.linear(gated, "d.weight", 16)))
-    assert any(isinstance(op, RMSNorm) for op in fuse(graph).ops)
-    assert_fused_equals_unfused(graph)
+    """Parallel attention and MLP read one norm, so neither may take it in; attention that is added without
+    an output projection leaves an addition of its own."""
+    for projected in (True, False):
+        b, x = start()
+        normed = b.rms_norm(x, "n.weight", 1e-5)
+        out = attention(b, normed, "a")
+        if projected:
+            out = b.linear(out, "o.weight", 16)
+        gated = b.gate(b.linear(normed, "g.weight", 16), b.linear(normed, "u.weight", 16), "gelu")
+        graph = finish(b, b.add(b.add(x, out), b.linear(gated, "d.weight", 16)))
+        ops = fuse(graph).ops
+        assert any(isinstance(op, RMSNorm) for op in ops)
+        assert any(isinstance(op, Add) for op in ops) != projected
+        assert_fused_equals_unfused(graph)
 
 
 def test_a_value_with_two_readers_is_kept() -> None:
@@ -110,12 +108,53 @@ def test_scaled_and_unusual_graphs_keep_their_meaning() -> None:
     assert_fused_equals_unfused(finish(b, x))
 
 
-def two_embeddings(b: GraphBuilder, x: str) -> str:
-    return b.add(x, b.embed("other.weight", 32, 16))
+def test_ops_that_fit_nowhere_stay() -> None:
+    """Additions, gates and joined values with any inputs keep their meaning: no order of ops is refused."""
+    b, x = start()
+    y = b.add(x, b.embed("other.weight", 32, 16))
+    y = b.gate(b.linear(y, "g.weight", 16), b.linear(b.scale(y, 2.0), "u.weight", 16), "silu")
+    y = b.gate(y, x, "gelu")
+    joined = b.concat(x, b.rms_norm(y, "n.weight", 1e-5), x)
+    graph = finish(b, b.softcap(b.linear(joined, "j.weight", 16), 3.0))
+    assert {Add, Gate, Concat} <= {type(op) for op in fuse(graph).ops}
+    assert_fused_equals_unfused(graph)
 
 
-def gate_of_two_inputs(b: GraphBuilder, x: str) -> str:
-    return b.gate(b.linear(x, "g.weight", 16), b.linear(b.scale(x, 2.0), "u.weight", 16), "silu")
+def kept_values(graph: Graph) -> list[str]:
+    """All that are not inside of an attention."""
+    inside: set[str] = set()
+    for op in reversed(graph.ops):
+        if isinstance(op, Attention) or (op.output in inside and isinstance(op, Rope | RMSNorm)):
+            inside.update(op.inputs)
+    return [name for name in graph.widths if name not in inside]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_kept_values_survive_with_their_meaning(name: str) -> None:
+    """Every value but those inside of an attention can be kept, alone or with all others, and is then what
+    the unfused graph computes; the logits stay."""
+    graph = build_graph(CONFIGS[name])
+    weights = random_weights(graph)
+    doubles = {name: torch.from_numpy(weight).double() for name, weight in weights.items()}
+    program = TorchBackend().compile(graph, DictCheckpoint(weights, {}), CompileOptions(kv_pages=2))
+    batch = step_batch(Part(tokens=TOKENS, pages=[0, 1], wanted=WANTED))
+    plain = program._values(batch)
+    names = kept_values(graph)
+    assert {*graph.layer_outputs, "model.norm"} <= set(names)
+    for keep in [names, *([one] for one in names[::7])]:
+        fused = fused_values(fuse(graph, keep), doubles, TOKENS, WANTED)
+        for value in [*keep, graph.ops[-1].output]:
+            np.testing.assert_allclose(fused[value].numpy(), plain[value].numpy(), rtol=0, atol=1e-10)
+
+
+def test_what_cannot_be_kept_is_refused() -> None:
+    """A value inside of an attention, and one that is not there, are named."""
+    graph = build_graph(CONFIGS["gemma3"])
+    for value in ("model.layers.1.self_attn.q_proj", "model.layers.0.self_attn.k_norm"):
+        with pytest.raises(ValueError, match=f"{value}.* cannot be kept"):
+            fuse(graph, [value])
+    with pytest.raises(ValueError, match="no value 'nowhere'"):
+        fuse(graph, ["nowhere"])
 
 
 def shared_values(b: GraphBuilder, x: str) -> str:
@@ -146,8 +185,6 @@ def head_norm_alone(b: GraphBuilder, x: str) -> str:
 @pytest.mark.parametrize(
     ("build", "names"),
     [
-        (two_embeddings, "add"),
-        (gate_of_two_inputs, "gate"),
         (shared_values, "attention"),
         (keys_not_rotated, "rotated differently"),
         (norm_after_rope, "norm"),

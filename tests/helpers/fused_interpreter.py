@@ -10,13 +10,20 @@ import torch
 
 from tenfold.backends.torch import functions
 from tenfold.graph.fused import FusedAttention, FusedGraph, FusedLinear, NormAdd, NormSpec
-from tenfold.graph.ops import Embed, RMSNorm, Scale, SelectRows, Softcap
+from tenfold.graph.ops import Add, Concat, Embed, Gate, RMSNorm, Scale, SelectRows, Softcap
 
 
 def run_fused(
     graph: FusedGraph, weights: Mapping[str, Any], tokens: Sequence[int], wanted: Sequence[int]
 ) -> Any:
     """Logits ``[wanted, vocab]`` of one sequence from scratch; ``weights`` are tensors by name."""
+    return fused_values(graph, weights, tokens, wanted)[graph.ops[-1].output]
+
+
+def fused_values(
+    graph: FusedGraph, weights: Mapping[str, Any], tokens: Sequence[int], wanted: Sequence[int]
+) -> dict[str, Any]:
+    """As `run_fused`, but all values."""
     values: dict[str, Any] = {}
 
     def norm(x: Any, spec: NormSpec | RMSNorm | None) -> Any:
@@ -61,8 +68,10 @@ def run_fused(
                 value = values[op.inputs[0]][torch.tensor(wanted)]
             case Scale():
                 value = values[op.inputs[0]] * op.factor
-            case Softcap():
-                value = op.cap * torch.tanh(values[op.inputs[0]] / op.cap)
+            case Softcap() | Add() | Gate() | Concat():
+                value = functions.row_wise(op, [values[name] for name in op.inputs], [])
+            case _:
+                raise AssertionError(f"{op} is not known here")
         assert value.shape[1] == graph.widths[op.output]
         values[op.output] = value
-    return values[graph.ops[-1].output]
+    return values

@@ -19,6 +19,7 @@
 #include "bandwidth.h"
 #include "cpu.h"
 #include "program.h"
+#include "recurrent.h"
 #include "suffix_draft.h"
 
 using namespace tenfold;
@@ -55,7 +56,7 @@ struct Step {
   std::vector<SampleParams> sampling;
   int top = 0;
   Ints drawn, top_tokens;
-  std::vector<float> logprobs, top_logprobs, logits;
+  std::vector<float> logprobs, top_logprobs, logits, features;
 
   Step& part(const Ints& text, int done, int rows, const Ints& table, bool wanted = true) {
     for (int i = done; i < done + rows; ++i) {
@@ -99,6 +100,8 @@ struct Step {
     b.top_tokens = top_tokens.data();
     b.top_logprobs = top_logprobs.data();
     b.logits = logits.data();
+    features.assign(n * static_cast<size_t>(program.feature_width()), NAN);
+    if (!features.empty()) b.features = features.data();
     program.step(b);
     // Nothing is drawn only where there is nothing to draw.
     for (size_t i = 0; i < drawn.size(); ++i) {
@@ -109,61 +112,11 @@ struct Step {
   }
 };
 
-// Two layers, one with a window; a norm of q and k, biases, a gate, residuals, a soft-cap, and a vocabulary that leaves
-// the last panel partly empty.
-class Model {
+// Random weights for a program, all matrices in one layout.
+class Weights {
  public:
-  Model(Layout layout, const std::string& isa, int threads, KvFormat kv_format, bool broken = false)
-      : program_({kernels_of(isa), threads, kMaxRows, kMaxWanted, kVocab, kPages, kv_format},
-                 {{kKvHeads, kDim}, {kKvHeads, kDim}}),
-        layout_(layout) {
-    Program& p = program_;
-    const int x = p.add_value(kWidth, false), qkv = p.add_value((kHeads + 2 * kKvHeads) * kDim, false);
-    const int seen = p.add_value(kHeads * kDim, false), inner = p.add_value(kInner, false);
-    const int y = p.add_value(kWidth, false), kept = p.add_value(kWidth, true), logits = p.add_value(kVocab, true);
-    const int rope = p.add_rope({1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003}, 1.0);
-    const int embed = matrix(kVocab, kWidth);
-    if (broken) {
-      const std::vector<float> nothing(static_cast<size_t>(kWidth), NAN);
-      CHECK(layout.format == Format::F32);
-      p.matrix(embed).write_rows(0, 1, nothing.data(), nullptr, nullptr);
-    }
-    p.add_embed(embed, 2.0f, x);
-    for (int layer = 0; layer < 2; ++layer) {
-      p.add_linear(x, norm(kWidth),
-                   {{matrix(kHeads * kDim, kWidth), bias(kHeads * kDim)},
-                    {matrix(kKvHeads * kDim, kWidth), -1},
-                    {matrix(kKvHeads * kDim, kWidth), bias(kKvHeads * kDim)}},
-                   Activation::None, -1, qkv);
-      const NormSpec heads = layer == 0 ? norm(kDim) : NormSpec{};
-      p.add_attention(
-          qkv,
-          {layer, kHeads, kKvHeads, kDim, layer == 0 ? 0 : 5, 0.25f, layer == 0 ? 0.0f : 20.0f, heads, heads, rope},
-          seen);
-      p.add_linear(seen, {}, {{matrix(kWidth, kHeads * kDim), -1}}, Activation::None, x, x);
-      p.add_linear(x, norm(kWidth), {{matrix(kInner, kWidth), -1}, {matrix(kInner, kWidth), bias(kInner)}},
-                   layer == 0 ? Activation::Silu : Activation::Gelu, -1, inner);
-      p.add_linear(inner, {}, {{matrix(kWidth, kInner), -1}}, Activation::None, -1, y);
-      p.add_norm(y, norm(kWidth), x, x);
-    }
-    p.add_scale(x, 0.5f, y);
-    p.add_select(y, kept);
-    p.add_linear(kept, norm(kWidth), {{matrix(kVocab, kWidth), bias(kVocab)}}, Activation::None, -1, logits);
-    p.add_softcap(logits, 30.0f);
-    p.finish(logits);
-    p.fix_threads(threads);
-  }
+  Weights(Program& program, Layout layout) : program_(program), layout_(layout) {}
 
-  Program& operator*() { return program_; }
-  Program* operator->() { return &program_; }
-
-  // NaN where nobody may read.
-  void spoil() {
-    for (int page = 0; page < kPages; ++page)
-      std::fill_n(program_.pages().page(page), program_.pages().page_bytes(), uint8_t{0xFF});
-  }
-
- private:
   NormSpec norm(int width) { return {bias(width), 1e-5f, 1.0f}; }
 
   int bias(int count) {
@@ -211,10 +164,75 @@ class Model {
     return index;
   }
 
-  Program program_;
-  Layout layout_;
+ private:
+  Program& program_;
+  const Layout layout_;
   std::mt19937 random_{1};
   std::normal_distribution<float> normal_;
+};
+
+// Two layers, one with a window; a norm of q and k, biases, a gate, residuals, a soft-cap, and a vocabulary that leaves
+// the last panel partly empty.
+class Model {
+ public:
+  Model(Layout layout, const std::string& isa, int threads, KvFormat kv_format, bool broken = false)
+      : program_({kernels_of(isa), threads, kMaxRows, kMaxWanted, kVocab, kPages, kv_format},
+                 {{kKvHeads, kDim}, {kKvHeads, kDim}}),
+        weights_(program_, layout) {
+    Program& p = program_;
+    const auto norm = [&](int width) { return weights_.norm(width); };
+    const auto bias = [&](int count) { return weights_.bias(count); };
+    const auto matrix = [&](int rows, int cols) { return weights_.matrix(rows, cols); };
+    const int x = p.add_value(kWidth, false), qkv = p.add_value((kHeads + 2 * kKvHeads) * kDim, false);
+    const int seen = p.add_value(kHeads * kDim, false), inner = p.add_value(kInner, false);
+    const int y = p.add_value(kWidth, false), kept = p.add_value(kWidth, true), logits = p.add_value(kVocab, true);
+    const int rope = p.add_rope({1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003}, 1.0);
+    const int embed = matrix(kVocab, kWidth);
+    if (broken) {
+      const std::vector<float> nothing(static_cast<size_t>(kWidth), NAN);
+      CHECK(layout.format == Format::F32);
+      p.matrix(embed).write_rows(0, 1, nothing.data(), nullptr, nullptr);
+    }
+    p.add_embed(embed, 2.0f, x);
+    for (int layer = 0; layer < 2; ++layer) {
+      p.add_linear(x, norm(kWidth),
+                   {{matrix(kHeads * kDim, kWidth), bias(kHeads * kDim)},
+                    {matrix(kKvHeads * kDim, kWidth), -1},
+                    {matrix(kKvHeads * kDim, kWidth), bias(kKvHeads * kDim)}},
+                   Activation::None, -1, qkv);
+      const NormSpec heads = layer == 0 ? norm(kDim) : NormSpec{};
+      p.add_attention(
+          qkv,
+          {layer, kHeads, kKvHeads, kDim, layer == 0 ? 0 : 5, 0.25f, layer == 0 ? 0.0f : 20.0f, heads, heads, rope},
+          seen);
+      p.add_linear(seen, {}, {{matrix(kWidth, kHeads * kDim), -1}}, Activation::None, x, x);
+      p.add_linear(x, norm(kWidth), {{matrix(kInner, kWidth), -1}, {matrix(kInner, kWidth), bias(kInner)}},
+                   layer == 0 ? Activation::Silu : Activation::Gelu, -1, inner);
+      p.add_linear(inner, {}, {{matrix(kWidth, kInner), -1}}, Activation::None, -1, y);
+      p.add_norm(y, norm(kWidth), x, x);
+    }
+    p.add_scale(x, 0.5f, y);
+    p.add_tap(x, kWidth);
+    p.add_select(y, kept);
+    p.add_tap(kept, 0);
+    p.add_linear(kept, norm(kWidth), {{matrix(kVocab, kWidth), bias(kVocab)}}, Activation::None, -1, logits);
+    p.add_softcap(logits, 30.0f);
+    p.finish(logits);
+    p.fix_threads(threads);
+  }
+
+  Program& operator*() { return program_; }
+  Program* operator->() { return &program_; }
+
+  // NaN where nobody may read.
+  void spoil() {
+    for (int page = 0; page < kPages; ++page)
+      std::fill_n(program_.pages().page(page), program_.pages().page_bytes(), uint8_t{0xFF});
+  }
+
+ private:
+  Program program_;
+  Weights weights_;
 };
 
 Ints text_of(int length, uint32_t seed) {
@@ -227,27 +245,34 @@ Ints text_of(int length, uint32_t seed) {
 const Ints kLong = text_of(70, 1), kShort = text_of(20, 2);
 const Ints kLongTable{9, 0, 4, 11, 2}, kShortTable{7, 3};
 
-// Logits after the last 20 tokens of the long text: alone, 20 rows a step; or in uneven chunks with neighbours.
-std::vector<float> logits_of(Model& model, bool alone) {
+// Logits and features after the last 20 tokens of the long text: alone, 20 rows a step; or in uneven chunks with
+// neighbours.
+std::vector<float> found_by(Model& model, bool alone) {
   model.spoil();
-  std::vector<float> found;
+  std::vector<float> found, features;
+  const auto keep = [&](const Step& step) {
+    found.insert(found.end(), step.logits.begin(), step.logits.end());
+    features.insert(features.end(), step.features.begin(), step.features.end());
+  };
   if (alone) {
     for (int done : {0, 20, 40}) Step().part(kLong, done, done == 40 ? 10 : 20, kLongTable, false).run(*model);
     Step last;
     last.part(kLong, 50, 20, kLongTable).run(*model);
-    return last.logits;
+    keep(last);
+  } else {
+    Step first, second, third;
+    first.part(kLong, 0, 41, kLongTable, false).part(kShort, 0, 7, kShortTable, false).run(*model);
+    second.part(kShort, 7, 1, kShortTable).part(kLong, 41, 9, kLongTable, false).run(*model);
+    model->pages().copy_rows(7, 5, 8);
+    third.part(kShort, 8, 12, {5, 3}, false).part(kLong, 50, 17, kLongTable).run(*model);
+    keep(third);
+    for (int done : {67, 68, 69}) {
+      Step one;
+      one.part(kLong, done, 1, kLongTable).run(*model);
+      keep(one);
+    }
   }
-  Step first, second, third;
-  first.part(kLong, 0, 41, kLongTable, false).part(kShort, 0, 7, kShortTable, false).run(*model);
-  second.part(kShort, 7, 1, kShortTable).part(kLong, 41, 9, kLongTable, false).run(*model);
-  model->pages().copy_rows(7, 5, 8);
-  third.part(kShort, 8, 12, {5, 3}, false).part(kLong, 50, 17, kLongTable).run(*model);
-  found = third.logits;
-  for (int done : {67, 68, 69}) {
-    Step one;
-    one.part(kLong, done, 1, kLongTable).run(*model);
-    found.insert(found.end(), one.logits.begin(), one.logits.end());
-  }
+  found.insert(found.end(), features.begin(), features.end());
   return found;
 }
 
@@ -266,14 +291,14 @@ void test_formats() {
     for (const std::string& isa : isa_levels())
       for (int threads = 1; threads <= 4; ++threads) {
         Model model(layout, isa, threads, kv);
-        if (wanted.empty()) wanted = logits_of(model, true);
+        if (wanted.empty()) wanted = found_by(model, true);
         for (const float x : wanted) CHECK(std::isfinite(x));
         CHECK(*std::max_element(wanted.begin(), wanted.end()) > *std::min_element(wanted.begin(), wanted.end()));
-        CHECK(logits_of(model, threads % 2 == 0) == wanted);
+        CHECK(found_by(model, threads % 2 == 0) == wanted);
         if (threads == 3) {
           for (const int fewer : {1, 2, 3, 0}) {
             model->fix_threads(fewer);
-            CHECK(logits_of(model, false) == wanted);
+            CHECK(found_by(model, false) == wanted);
           }
         }
       }
@@ -416,6 +441,185 @@ void test_batches_that_lie() {
   REFUSED(model->add_value(16, false));
 }
 
+// A head over rows 50, 49 ... of the vocabulary; more of them than threads have pieces of.
+constexpr int kDrafted = 51, kSequences = 6;
+
+class Head {
+ public:
+  Head(Layout layout, const std::string& isa, int threads, std::shared_ptr<Team> team = nullptr)
+      : head_(options(isa, threads), ids(), std::move(team)), weights_(head_.program(), layout) {
+    Program& p = head_.program();
+    const int embed = weights_.matrix(kVocab, kWidth), wide = weights_.matrix(kWidth, 96);
+    const int join = weights_.matrix(kWidth, 2 * kWidth), out = weights_.matrix(kDrafted, kWidth);
+    const LinearPart gate{weights_.matrix(kInner, kWidth), -1}, up{weights_.matrix(kInner, kWidth), -1};
+    const LinearPart down{weights_.matrix(kWidth, kInner), -1};
+    const NormSpec norm = weights_.norm(kWidth);
+    int state = -1;
+    for (const bool first : {true, false}) {
+      const auto value = [&](int width, bool selected = false) { return p.add_value(width, selected); };
+      const int token = value(kWidth), in = value(first ? 96 : kWidth), x = value(kWidth), joined = value(2 * kWidth);
+      const int inner = value(kInner), kept = value(kWidth, true), logits = value(kDrafted, true);
+      if (first) state = value(kWidth);
+      p.add_input(in);
+      p.add_embed(embed, 1.0f, token);
+      if (first) p.add_linear(in, {}, {{wide, -1}}, Activation::None, -1, x);
+      p.add_concat({token, first ? x : in}, joined);
+      p.add_linear(joined, {}, {{join, -1}}, Activation::None, -1, x);
+      p.add_linear(x, norm, {gate, up}, Activation::Silu, -1, inner);
+      p.add_linear(inner, {}, {down}, Activation::None, x, state);
+      p.add_select(state, kept);
+      p.add_linear(kept, norm, {{out, -1}}, Activation::None, -1, logits);
+      if (first)
+        head_.end_first(logits, state);
+      else
+        head_.finish(logits, state);
+    }
+    p.fix_threads(threads);
+  }
+
+  Recurrent* operator->() { return &head_; }
+
+ private:
+  static ProgramOptions options(const std::string& isa, int threads) {
+    ProgramOptions o;
+    o.kernels = kernels_of(isa);
+    o.threads = threads;
+    o.max_rows = o.max_logit_rows = kSequences;
+    o.vocab = kDrafted;
+    o.tokens = kVocab;
+    o.kv_pages = 1;
+    return o;
+  }
+  static Ints ids() {
+    Ints found;
+    for (int i = 0; i < kDrafted; ++i) found.push_back(kDrafted - i);
+    return found;
+  }
+
+  Recurrent head_;
+  Weights weights_;
+};
+
+// An unroll that owns its arrays, each exactly as long as it says.
+struct Drafts {
+  std::vector<float> features, temperature, floor, logprobs;
+  Ints tokens, lengths, drawn;
+  std::vector<uint64_t> seed;
+  std::vector<int64_t> position;
+  int longest = 0;
+
+  Drafts& add(int number, int length) {
+    std::mt19937 random(static_cast<uint32_t>(number));
+    std::normal_distribution<float> normal;
+    for (int i = 0; i < 96; ++i) features.push_back(normal(random));
+    tokens.push_back(number % kVocab);
+    lengths.push_back(length);
+    temperature.push_back(number % 3 == 0 ? 0.0f : 1.0f);
+    floor.push_back(number % 2 == 0 ? 0.0f : 1e-5f);
+    seed.push_back(static_cast<uint64_t>(number) << 40);
+    position.push_back(number);
+    longest = std::max(longest, length);
+    return *this;
+  }
+  Drafts& run(Head& head) {
+    const size_t cells = tokens.size() * static_cast<size_t>(std::max(longest, 0));
+    drawn.assign(cells, -1);
+    logprobs.assign(cells, 0.0f);
+    Unroll u;
+    u.sequences = static_cast<int>(tokens.size());
+    u.features = features.data();
+    u.tokens = tokens.data();
+    u.seed = seed.data();
+    u.position = position.data();
+    u.temperature = temperature.data();
+    u.lengths = lengths.data();
+    u.floor = floor.data();
+    u.longest = longest;
+    u.drawn = drawn.data();
+    u.logprobs = logprobs.data();
+    head->unroll(u);
+    for (const int32_t token : drawn) CHECK(token >= -1 && token <= kDrafted && token != 0);
+    return *this;
+  }
+};
+
+void test_drafts() {
+  for (const Layout& layout : {Layout{Format::F32, 0, false, false}, Layout{Format::Q8, 32, false, false},
+                               Layout{Format::Q4, 32, false, true}}) {
+    std::vector<Drafts> wanted;
+    for (const std::string& isa : isa_levels())
+      for (int threads = 1; threads <= 4; ++threads) {
+        Head head(layout, isa, threads);
+        for (int i = 0; wanted.size() < kSequences; ++i) wanted.push_back(Drafts().add(i, 1 + i * 3 % 7).run(head));
+        for (const int first : {0, 3}) {
+          Drafts all;
+          for (int i = first; i < kSequences; ++i) all.add(i, 1 + i * 3 % 7);
+          all.run(head);
+          for (int i = first; i < kSequences; ++i) {
+            const Drafts& own = wanted[static_cast<size_t>(i)];
+            const auto at = static_cast<size_t>((i - first) * all.longest);
+            CHECK(std::equal(own.drawn.begin(), own.drawn.end(), all.drawn.begin() + at));
+            CHECK(std::equal(own.logprobs.begin(), own.logprobs.end(), all.logprobs.begin() + at));
+            CHECK(own.drawn[0] > 0);
+          }
+        }
+      }
+  }
+}
+
+void test_drafts_that_lie() {
+  Model model({Format::Q8, 32, false, false}, isa_levels().front(), 2, KvFormat::BF16);
+  Head head({Format::Q8, 32, false, false}, isa_levels().front(), 2, model->shared_team());
+  const auto good = [] { return Drafts().add(1, 5).add(2, 3); };
+  const std::vector<std::function<void(Drafts&)>> lies{
+      [](Drafts& d) { d.tokens[1] = kVocab; },
+      [](Drafts& d) { d.tokens[0] = -1; },
+      [](Drafts& d) { d.lengths[0] = 0; },
+      [](Drafts& d) { d.lengths[0] = 6; },
+      [](Drafts& d) { d.lengths[1] = kHigh; },
+      [](Drafts& d) { d.lengths[1] = kLow; },
+      [](Drafts& d) { d.temperature[0] = -1.0f; },
+      [](Drafts& d) { d.temperature[0] = INFINITY; },
+      [](Drafts& d) { d.temperature[1] = NAN; },
+      [](Drafts& d) { d.floor[1] = NAN; },
+      [](Drafts& d) { d = Drafts(); },
+      [](Drafts& d) {
+        for (int i = 0; i < kSequences; ++i) d.add(i, 1);
+      },
+  };
+  const Drafts wanted = good().run(head);
+  for (size_t i = 0; i < lies.size(); ++i) {
+    Drafts d = good();
+    lies[i](d);
+    refused([&] { d.run(head); }, static_cast<int>(i));
+    CHECK(good().run(head).drawn == wanted.drawn);
+  }
+  // What may be any number.
+  Drafts wild = good();
+  wild.position = {std::numeric_limits<int64_t>::max(), -1};
+  wild.floor = {-INFINITY, INFINITY};
+  wild.temperature = {1e-38f, 3e38f};
+  wild.features[3] = INFINITY;
+  wild.features[100] = NAN;
+  wild.run(head);
+  CHECK(good().run(head).drawn == wanted.drawn);
+
+  // Whoever shares a team waits for nobody: it is refused.
+  CHECK(model->shared_team()->take());
+  REFUSED(good().run(head));
+  REFUSED(Step().part(kShort, 0, 2, {0}).run(*model));
+  model->shared_team()->give_back();
+  Step().part(kShort, 0, 2, {0}).run(*model);
+  CHECK(good().run(head).drawn == wanted.drawn);
+  Unroll none;
+  Recurrent unfinished({kernels_of("portable"), 1, 2, 2, 16, 1, KvFormat::BF16, 16}, Ints(16), nullptr);
+  REFUSED(unfinished.unroll(none));
+  REFUSED(unfinished.end_first(0, 0));
+  REFUSED(Recurrent({kernels_of("portable"), 1, 2, 2, 16, 1, KvFormat::BF16, 16}, Ints(16, 16), nullptr));
+  REFUSED(Recurrent({kernels_of("portable"), 1, 2, 2, 16, 1, KvFormat::BF16, 16}, Ints(15), nullptr));
+  REFUSED(Recurrent({kernels_of("portable"), 3, 2, 2, 16, 1, KvFormat::BF16, 16}, Ints(16), model->shared_team()));
+}
+
 void test_teams() {
   for (int round = 0; round < 200; ++round) {
     Team team(1 + round % 5);
@@ -526,10 +730,15 @@ void test_suffixes() {
 
 int main() {
   const std::pair<const char*, void (*)()> tests[] = {
-      {"shrinking", test_shrinking}, {"teams", test_teams},
-      {"formats", test_formats},     {"broken activations", test_broken_activations},
-      {"sampling", test_sampling},   {"batches that lie", test_batches_that_lie},
+      {"shrinking", test_shrinking},
+      {"teams", test_teams},
+      {"formats", test_formats},
+      {"broken activations", test_broken_activations},
+      {"sampling", test_sampling},
+      {"batches that lie", test_batches_that_lie},
       {"suffixes", test_suffixes},
+      {"drafts", test_drafts},
+      {"drafts that lie", test_drafts_that_lie},
   };
   for (const auto& [name, test] : tests) {
     const auto start = std::chrono::steady_clock::now();

@@ -11,12 +11,18 @@ import numpy.typing as npt
 
 from tenfold.checkpoint.base import Checkpoint
 from tenfold.graph.graph import Graph
+from tenfold.graph.recurrent import RecurrentGraph
 
 PAGE_ROWS = 16
 """Rows of a KV page, everywhere."""
 
+MOST_DRAFTS = 1024
+"""Most tokens that a recurrent program drafts in one call."""
+
 Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+IsaName = Literal["auto", "avx512", "avx2", "portable"]
+FormatName = Literal["auto", "f32", "bf16", "q8", "q4"]
 
 
 class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,8 +30,8 @@ class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     threads: int = 0
     """0: one per core that this process may use."""
-    isa: Literal["auto", "avx512", "avx2", "portable"] = "auto"
-    format: Literal["auto", "f32", "bf16", "q8", "q4"] = "auto"
+    isa: IsaName = "auto"
+    format: FormatName = "auto"
     max_rows: int = 512
     """Most rows of a step."""
     max_logit_rows: int = 64
@@ -195,7 +201,7 @@ class UnrollBatch(msgspec.Struct, frozen=True, kw_only=True):
     temperature: Floats
     """[S] 0: the most likely token."""
     lengths: Int32s
-    """[S] tokens to draft, at least 1."""
+    """[S] tokens to draft, 1 to `MOST_DRAFTS`."""
     floor: Floats
     """[S] a sequence drafts no further once the product of its drafts' probabilities is below this."""
 
@@ -204,7 +210,8 @@ class UnrollOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Drafts. K is the longest of the lengths."""
 
     tokens: Int32s
-    """[S, K] tokens of the target's vocabulary; -1 beyond a sequence's own."""
+    """[S, K] tokens of the target's vocabulary; -1 beyond a sequence's own, which ends early at its floor and
+    where no logit is a number above -inf."""
     logprobs: Floats
     """[S, K] of each, in the drafter's distribution at its temperature (at 1 where that is 0)."""
 
@@ -229,4 +236,30 @@ class Backend(Protocol):
 
     def compile(self, graph: Graph, checkpoint: Checkpoint, options: CompileOptions) -> Program:
         """Packs the weights and reserves the KV pages. Raises CheckpointError or ValueError."""
+        ...
+
+
+class RecurrentBackend(Backend, Protocol):
+    """Compiles recurrent graphs too."""
+
+    def compile_recurrent(
+        self,
+        graph: RecurrentGraph,
+        checkpoint: Checkpoint,
+        *,
+        token_ids: Int32s,
+        vocab_size: int,
+        max_sequences: int,
+        threads: int = 0,
+        isa: IsaName = "auto",
+        format: FormatName = "auto",
+        team_of: Program | None = None,
+    ) -> RecurrentProgram:
+        """Packs the weights that the two graphs name, each once.
+
+        ``token_ids`` ``[rows of the output matrix]`` are the target's ids of the rows, each once, in a
+        vocabulary of ``vocab_size``; embeddings have a row for each token of that vocabulary. ``threads``,
+        ``isa`` and ``format`` are as in `CompileOptions`. With ``team_of`` the program computes on the
+        threads of that one, and is refused a call while it steps. Raises CheckpointError or ValueError.
+        """
         ...

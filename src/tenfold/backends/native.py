@@ -1,34 +1,30 @@
-"""The native CPU backend: lowers a fused graph to a program of the core.
-
-This file decides what goes where (matrices, vectors, activation buffers); the core only runs. A buffer is
-used again as soon as nobody reads its value any more, so that a step's activations stay in cache.
-"""
+"""The native CPU backend: programs of the core behind the seam of `tenfold.backends.base`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from tenfold import _native
 from tenfold.backends.base import (
     CompileOptions,
+    FormatName,
+    Int32s,
+    IsaName,
+    Program,
     ProgramInfo,
     StepBatch,
     StepOutput,
-    WeightReport,
+    UnrollBatch,
+    UnrollOutput,
 )
 from tenfold.backends.cores import choose_threads
-from tenfold.checkpoint.base import Checkpoint, CheckpointError
-from tenfold.formats.matrix import Format, Layout
-from tenfold.graph.fused import AnyFusedOp, FusedAttention, FusedGraph, FusedLinear, NormAdd, NormSpec
+from tenfold.backends.features import feature_columns
+from tenfold.backends.lowering import Lowering, Weights
+from tenfold.backends.unrolling import check_recurrent
+from tenfold.checkpoint.base import Checkpoint
 from tenfold.graph.graph import Graph
-from tenfold.graph.ops import Embed, RMSNorm, Rope, RopeScaling, Scale, SelectRows, Softcap, WeightSpec
 from tenfold.graph.passes import fuse
-from tenfold.graph.rope import rope_frequencies
-
-NO_NORM = (-1, 0.0, 0.0)
+from tenfold.graph.recurrent import RecurrentGraph
 
 
 def choose_isa(requested: str) -> tuple[str, str]:
@@ -55,28 +51,85 @@ class NativeBackend:
 
     def compile(self, graph: Graph, checkpoint: Checkpoint, options: CompileOptions) -> NativeProgram:
         """Packs the weights and reserves the KV pages; see `tenfold.backends.base.Backend`."""
-        isa, why = choose_isa(options.isa)
-        fused = fuse(graph)
-        lowering = _Lowering(fused, checkpoint, options, isa)
-        reports = lowering.run()
-        lowering.core.run_modular(not options.fused)
+        if options.kv_pages <= 0:
+            raise ValueError("kv_pages must be positive")
+        isa, isa_why = choose_isa(options.isa)
+        threads, threads_why = choose_threads(options.threads)
+        taps = feature_columns(graph, options.taps)
+        fused = fuse(graph, options.taps)
+        kv_format = resolve_kv_format(options.kv_format, options.format)
+        max_logit_rows = min(options.max_logit_rows, options.max_rows)
+        core: Any = _native.Program.create(
+            isa=isa,
+            threads=threads,
+            max_rows=options.max_rows,
+            max_logit_rows=max_logit_rows,
+            vocab=graph.vocab_size,
+            kv_pages=options.kv_pages,
+            kv_format=kv_format,
+            kv=[(kv.heads, kv.head_dim) for kv in graph.kv],
+        )
+        weights = Weights(core, checkpoint, options.format)
+        lowering = Lowering(core, fused, weights, taps=taps, fused=options.fused)
+        core.finish(lowering.run())
+        core.run_modular(not options.fused)
         info = ProgramInfo(
             backend=self.name,
-            threads=lowering.threads,
-            threads_why=lowering.threads_why,
+            threads=threads,
+            threads_why=threads_why,
             isa=isa,
-            isa_why=why,
+            isa_why=isa_why,
             max_rows=options.max_rows,
-            max_logit_rows=lowering.max_logit_rows,
-            vocab_size=fused.vocab_size,
-            max_context=fused.max_context,
+            max_logit_rows=max_logit_rows,
+            vocab_size=graph.vocab_size,
+            max_context=graph.max_context,
             kv_pages=options.kv_pages,
-            kv_format=resolve_kv_format(options.kv_format, options.format),
-            page_bytes=lowering.core.page_bytes(),
+            kv_format=kv_format,
+            page_bytes=core.page_bytes(),
             weight_bytes=lowering.step_bytes,
-            weights=tuple(reports),
+            weights=tuple(weights.reports),
         )
-        return NativeProgram(lowering.core, info)
+        return NativeProgram(core, info)
+
+    def compile_recurrent(
+        self,
+        graph: RecurrentGraph,
+        checkpoint: Checkpoint,
+        *,
+        token_ids: Int32s,
+        vocab_size: int,
+        max_sequences: int,
+        threads: int = 0,
+        isa: IsaName = "auto",
+        format: FormatName = "auto",
+        team_of: Program | None = None,
+    ) -> NativeRecurrent:
+        """See `tenfold.backends.base.RecurrentBackend`."""
+        team: Any = None
+        if team_of is not None:
+            if not isinstance(team_of, NativeProgram) or team_of._core is None:
+                raise ValueError("team_of: must be a program of the native backend that is not closed")
+            if threads not in (0, team_of.info.threads):
+                raise ValueError(
+                    f"threads: {threads} asked for, but the program of team_of has {team_of.info.threads}"
+                )
+            team, threads = team_of._core, team_of.info.threads
+        ids = check_recurrent(graph, token_ids, vocab_size, max_sequences)
+        core: Any = _native.Recurrent.create(
+            isa=choose_isa(isa)[0],
+            threads=choose_threads(threads)[0],
+            max_sequences=max_sequences,
+            vocab_size=vocab_size,
+            token_ids=ids,
+            team_of=team,
+        )
+        weights = Weights(core.program, checkpoint, format)
+        ends = (core.end_first, core.finish)
+        for step, state, end in zip((graph.first, graph.next), graph.state_output, ends, strict=True):
+            lowering = Lowering(core.program, fuse(step, (state,)), weights, own=(state,))
+            logits = lowering.run()
+            end(logits, lowering.slots[state])
+        return NativeRecurrent(core)
 
 
 class NativeProgram:
@@ -89,7 +142,7 @@ class NativeProgram:
     def step(self, batch: StepBatch) -> StepOutput:
         """Runs one step without the GIL."""
         s = batch.sampling
-        tokens, logprobs, top_tokens, top_logprobs, logits = self._core.step(
+        tokens, logprobs, top_tokens, top_logprobs, logits, features = self._core.step(
             batch.tokens,
             batch.positions,
             batch.row_offsets,
@@ -114,9 +167,15 @@ class NativeProgram:
             s.bias_values,
             s.logprobs,
             batch.want_logits,
+            batch.want_features,
         )
         return StepOutput(
-            tokens=tokens, logprobs=logprobs, top_tokens=top_tokens, top_logprobs=top_logprobs, logits=logits
+            tokens=tokens,
+            logprobs=logprobs,
+            top_tokens=top_tokens,
+            top_logprobs=top_logprobs,
+            logits=logits,
+            features=features,
         )
 
     def copy_rows(self, source: int, target: int, rows: int) -> None:
@@ -137,230 +196,25 @@ class NativeProgram:
         self._core = None
 
 
-class _Lowering:
-    """One compilation: owns the maps from names of the graph to indices of the core."""
+class NativeRecurrent:
+    """A recurrent program of the core; see `tenfold.backends.base.RecurrentProgram`."""
 
-    def __init__(self, graph: FusedGraph, checkpoint: Checkpoint, options: CompileOptions, isa: str) -> None:
-        if options.kv_pages <= 0:
-            raise ValueError("kv_pages must be positive")
-        self.graph = graph
-        self.checkpoint = checkpoint
-        self.options = options
-        self.threads, self.threads_why = choose_threads(options.threads)
-        self.max_logit_rows = min(options.max_logit_rows, options.max_rows)
-        self.core: Any = _native.Program.create(
-            isa=isa,
-            threads=self.threads,
-            max_rows=options.max_rows,
-            max_logit_rows=self.max_logit_rows,
-            vocab=graph.vocab_size,
-            kv_pages=options.kv_pages,
-            kv_format=resolve_kv_format(options.kv_format, options.format),
-            kv=[(kv.heads, kv.head_dim) for kv in graph.kv],
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def unroll(self, batch: UnrollBatch) -> UnrollOutput:
+        """Drafts all tokens in one call without the GIL."""
+        tokens, logprobs = self._core.unroll(
+            batch.features,
+            batch.tokens,
+            batch.seed,
+            batch.position,
+            batch.temperature,
+            batch.lengths,
+            batch.floor,
         )
-        self.tensors = checkpoint.tensors()
-        self.matrices: dict[str, int] = {}
-        self.vectors: dict[str, int] = {}
-        self.ropes: dict[tuple[int, float, RopeScaling], int] = {}
-        self.reports: list[WeightReport] = []
-        self.step_bytes = 0
-        self.slots: dict[str, int] = {}
-        self.selected: set[str] = set()
-        self.free: dict[tuple[int, bool], list[int]] = {}
-        self.last_use = _last_uses(graph.ops)
+        return UnrollOutput(tokens=tokens, logprobs=logprobs)
 
-    def run(self) -> list[WeightReport]:
-        """Adds every op in order; returns what became of the weights."""
-        for index, op in enumerate(self.graph.ops):
-            self._op(index, op)
-            for name in {*_inputs(op)}:
-                if self.last_use[name] == index and name in self.slots:
-                    self._release(name)
-        self.core.finish(self.slots[self.graph.ops[-1].output])
-        return self.reports
-
-    def _op(self, index: int, op: AnyFusedOp) -> None:
-        core = self.core
-        match op:
-            case Embed():
-                core.add_embed(self._matrix(op.weight), op.scale, self._output(op.output, False))
-            case FusedLinear():
-                parts = [
-                    (self._matrix(w), -1 if b is None else self._vector(b))
-                    for w, b in zip(op.weights, op.biases, strict=True)
-                ]
-                self.step_bytes += sum(core.matrix_bytes(m) for m, _ in parts)
-                if not self.options.fused:
-                    self._apart(op, parts)
-                    return
-                residual = -1 if op.residual is None else self.slots[op.residual]
-                norm = self._norm(op.norm)
-                source = self.slots[op.input]
-                # Not in place of the input: threads write their columns while others still read it.
-                dying = None if op.residual == op.input else self._dying(op.residual, index)
-                output = self._output(op.output, op.input in self.selected, dying)
-                core.add_linear(source, norm, parts, op.gate or "none", residual, output)
-            case FusedAttention():
-                kv = op.kv
-                core.add_attention(
-                    input=self.slots[op.input],
-                    layer=self.graph.kv.index(kv),
-                    heads=op.heads,
-                    kv_heads=kv.heads,
-                    head_dim=kv.head_dim,
-                    window=kv.window,
-                    scale=op.scale,
-                    softcap=op.softcap,
-                    query_norm=self._norm(op.q_norm),
-                    key_norm=self._norm(op.k_norm),
-                    rope=-1 if op.rope is None else self._rope(op.rope),
-                    output=self._output(op.output, False),
-                )
-            case NormAdd():
-                source, residual = self.slots[op.input], self.slots[op.residual]
-                output = self._output(op.output, op.input in self.selected, self._dying(op.residual, index))
-                core.add_norm(source, self._norm(op.norm), residual, output)
-            case RMSNorm():
-                spec = NormSpec(weight=op.weight, eps=op.eps, weight_offset=op.weight_offset)
-                output = self._output(op.output, op.inputs[0] in self.selected)
-                core.add_norm(self.slots[op.inputs[0]], self._norm(spec), -1, output)
-            case Scale():
-                output = self._output(op.output, op.inputs[0] in self.selected)
-                core.add_scale(self.slots[op.inputs[0]], op.factor, output)
-            case SelectRows():
-                core.add_select(self.slots[op.inputs[0]], self._output(op.output, True))
-            case Softcap():
-                # In place: the fused graph has it after the output matrix alone.
-                name = op.inputs[0]
-                core.add_softcap(self.slots[name], op.cap)
-                self.slots[op.output] = self.slots.pop(name)
-                if name in self.selected:
-                    self.selected.add(op.output)
-
-    def _apart(self, op: FusedLinear, parts: list[tuple[int, int]]) -> None:
-        """A linear op by op: norm, each matrix, gate and residual as ops of their own."""
-        core = self.core
-        selected = op.input in self.selected
-        borrowed: list[tuple[int, int]] = []
-
-        def borrow(width: int) -> int:
-            free = self.free.get((width, selected), [])
-            borrowed.append((width, free.pop() if free else core.add_value(width, selected)))
-            return borrowed[-1][1]
-
-        source = self.slots[op.input]
-        if op.norm is not None:
-            normed = borrow(self.graph.widths[op.input])
-            core.add_norm(source, self._norm(op.norm), -1, normed)
-            source = normed
-        output = self._output(op.output, selected)
-        if op.gate is not None:
-            pair = [borrow(self.graph.widths[op.output]) for _ in parts]
-            for part, to in zip(parts, pair, strict=True):
-                core.add_linear(source, NO_NORM, [part], "none", -1, to)
-            core.add_gate(op.gate, *pair, output)
-        else:
-            column = 0
-            for part, spec in zip(parts, op.weights, strict=True):
-                core.add_linear(source, NO_NORM, [part], "none", -1, output, column)
-                column += spec.shape[0]
-        if op.residual is not None:
-            core.add_sum(self.slots[op.residual], output, output)
-        for width, slot in borrowed:
-            self.free.setdefault((width, selected), []).append(slot)
-
-    def _dying(self, name: str | None, index: int) -> str | None:
-        """``name`` if this op is its last reader: its buffer may take the op's output in place."""
-        return name if name is not None and self.last_use[name] == index else None
-
-    def _output(self, name: str, selected: bool, in_place_of: str | None = None) -> int:
-        if selected:
-            self.selected.add(name)
-        if in_place_of is not None:
-            slot = self.slots.pop(in_place_of)
-        else:
-            free = self.free.get((self.graph.widths[name], selected), [])
-            slot = free.pop() if free else self.core.add_value(self.graph.widths[name], selected)
-        self.slots[name] = slot
-        return slot
-
-    def _release(self, name: str) -> None:
-        key = (self.graph.widths[name], name in self.selected)
-        self.free.setdefault(key, []).append(self.slots.pop(name))
-
-    def _info(self, spec: WeightSpec) -> Any:
-        info = self.tensors.get(spec.name)
-        if info is None:
-            raise CheckpointError(f"{self.checkpoint.path}: tensor {spec.name} is missing")
-        if tuple(info.shape) != tuple(spec.shape):
-            raise CheckpointError(
-                f"{info.file}: tensor {spec.name} has shape {info.shape}, the configuration says {spec.shape}"
-            )
-        return info
-
-    def _matrix(self, spec: WeightSpec) -> int:
-        """Packs a weight once; a tied matrix is shared."""
-        if spec.name in self.matrices:
-            return self.matrices[spec.name]
-        info = self._info(spec)
-        placement = self.checkpoint.place(spec.name, self.options.format)
-        layout: Layout = placement.layout
-        rows, cols = spec.shape
-        index: int = self.core.add_matrix(
-            rows, cols, layout.format.value, layout.group, layout.wide_scales, layout.has_minimum
-        )
-        for first, block in self.checkpoint.rows(spec.name, layout):
-            self.core.write_rows(index, first, block.codes, block.scale, block.minimum)
-        self.matrices[spec.name] = index
-        self._report(info, layout, self.core.matrix_bytes(index), placement.lossless, placement.why)
-        return index
-
-    def _vector(self, spec: WeightSpec) -> int:
-        if spec.name in self.vectors:
-            return self.vectors[spec.name]
-        info = self._info(spec)
-        layout = Layout(Format.F32)
-        values = np.concatenate([b.dequantize().ravel() for _, b in self.checkpoint.rows(spec.name, layout)])
-        index: int = self.core.add_vector(np.ascontiguousarray(values, dtype=np.float32))
-        self.vectors[spec.name] = index
-        self._report(info, layout, values.size * 4, True, "vectors stay f32")
-        return index
-
-    def _report(self, info: Any, layout: Layout, size: int, lossless: bool, why: str) -> None:
-        self.reports.append(
-            WeightReport(
-                name=info.name,
-                shape=tuple(info.shape),
-                stored_type=info.stored_type,
-                format=layout.format.value,
-                bytes=size,
-                lossless=lossless,
-                why=why,
-            )
-        )
-
-    def _norm(self, norm: NormSpec | None) -> tuple[int, float, float]:
-        if norm is None:
-            return NO_NORM
-        return self._vector(norm.weight), norm.eps, norm.weight_offset
-
-    def _rope(self, rope: Rope) -> int:
-        key = (rope.rotary_dim, rope.theta, rope.scaling)
-        if key not in self.ropes:
-            frequencies, factor = rope_frequencies(rope)
-            self.ropes[key] = self.core.add_rope(frequencies.tolist(), factor)
-        return self.ropes[key]
-
-
-def _inputs(op: AnyFusedOp) -> Sequence[str]:
-    if isinstance(op, FusedLinear):
-        return (op.input,) if op.residual is None else (op.input, op.residual)
-    if isinstance(op, FusedAttention):
-        return (op.input,)
-    if isinstance(op, NormAdd):
-        return (op.input, op.residual)
-    return op.inputs
-
-
-def _last_uses(ops: Sequence[AnyFusedOp]) -> dict[str, int]:
-    return {name: index for index, op in enumerate(ops) for name in _inputs(op)}
+    def close(self) -> None:
+        """Frees the memory, and stops the threads unless they are another program's too."""
+        self._core = None

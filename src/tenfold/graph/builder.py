@@ -38,6 +38,7 @@ class GraphBuilder:
         self._ops: list[AnyOp] = []
         self._widths: dict[str, int] = {}
         self._kv: list[KVSpec] = []
+        self._layers: list[str] = []
 
     def width(self, value: str) -> int:
         """Width in elements of a value made before."""
@@ -137,6 +138,12 @@ class GraphBuilder:
         """The rows whose logits are wanted."""
         return self._append(SelectRows(inputs=(x,), output=self._value("select_rows")))
 
+    def end_layer(self, x: str) -> str:
+        """Notes ``x`` as the residual stream after a layer (`Graph.layer_outputs`), and returns it."""
+        self.width(x)
+        self._layers.append(x)
+        return x
+
     def build(self, *, hidden_size: int, vocab_size: int, max_context: int) -> Graph:
         """The finished, validated graph. Its logits are the last value made."""
         graph = Graph(
@@ -147,6 +154,7 @@ class GraphBuilder:
             hidden_size=hidden_size,
             vocab_size=vocab_size,
             max_context=max_context,
+            layer_outputs=tuple(self._layers),
         )
         validate(graph)
         return graph

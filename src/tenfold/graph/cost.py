@@ -15,9 +15,11 @@ from tenfold.graph.ops import (
     Add,
     AnyOp,
     Attention,
+    Concat,
     Cost,
     Embed,
     Gate,
+    Input,
     Linear,
     RMSNorm,
     Rope,
@@ -33,6 +35,8 @@ EXPONENTIAL_FLOPS = 10
 
 ELEMENT_FLOPS: dict[type[AnyOp], int] = {
     Embed: 1,
+    Input: 0,
+    Concat: 0,
     RMSNorm: 4,
     Rope: 3,
     Add: 1,
@@ -46,7 +50,7 @@ ELEMENT_FLOPS: dict[type[AnyOp], int] = {
 
 def graph_cost(graph: Graph, shape: StepShape, weight_bytes: Mapping[str, float]) -> Cost:
     """Cost of a whole step. Arguments and errors as for `op_cost`."""
-    selected = _selected(graph)
+    selected = graph.selected
     return sum((_op_cost(graph, op, shape, weight_bytes, selected) for op in graph.ops), Cost())
 
 
@@ -55,7 +59,7 @@ def op_cost(graph: Graph, op: AnyOp, shape: StepShape, weight_bytes: Mapping[str
 
     ``weight_bytes`` has the packed size of every weight by name. Raises ValueError for one that it lacks.
     """
-    return _op_cost(graph, op, shape, weight_bytes, _selected(graph))
+    return _op_cost(graph, op, shape, weight_bytes, graph.selected)
 
 
 def _op_cost(
@@ -91,12 +95,3 @@ def _attended(op: Attention, shape: StepShape) -> tuple[float, float]:
     if op.kv.window:
         return min(shape.context, op.kv.window), shape.sequences * min(length, op.kv.window + own - 1)
     return shape.context, shape.sequences * length
-
-
-def _selected(graph: Graph) -> Set[str]:
-    """Values that have only the rows whose logits are wanted."""
-    found: set[str] = set()
-    for op in graph.ops:
-        if isinstance(op, SelectRows) or not found.isdisjoint(op.inputs):
-            found.add(op.output)
-    return found

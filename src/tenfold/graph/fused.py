@@ -1,7 +1,7 @@
 """The ops that a backend with fused kernels runs: what `tenfold.graph.passes.fuse` turns a graph into.
 
-Models are never written in these. Embed, RMSNorm, SelectRows, Scale and Softcap stay as they are in
-`tenfold.graph.ops`.
+Models are never written in these. Embed, Input, Concat, SelectRows, Scale and Softcap stay as they are in
+`tenfold.graph.ops`, and so do RMSNorm, Add and Gate where they fit into no fused op.
 """
 
 from __future__ import annotations
@@ -10,7 +10,20 @@ from typing import Literal
 
 import msgspec
 
-from tenfold.graph.ops import Embed, KVSpec, RMSNorm, Rope, Scale, SelectRows, Softcap, WeightSpec
+from tenfold.graph.ops import (
+    Add,
+    Concat,
+    Embed,
+    Gate,
+    Input,
+    KVSpec,
+    RMSNorm,
+    Rope,
+    Scale,
+    SelectRows,
+    Softcap,
+    WeightSpec,
+)
 
 
 class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +82,20 @@ class NormAdd(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag="no
     output: str
 
 
-AnyFusedOp = Embed | FusedLinear | FusedAttention | NormAdd | RMSNorm | SelectRows | Scale | Softcap
+AnyFusedOp = (
+    Embed
+    | Input
+    | Concat
+    | FusedLinear
+    | FusedAttention
+    | NormAdd
+    | RMSNorm
+    | Add
+    | Gate
+    | SelectRows
+    | Scale
+    | Softcap
+)
 
 
 class FusedGraph(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tenfold.graph.ops import AnyOp, KVSpec, WeightSpec
+from tenfold.graph.ops import AnyOp, KVSpec, SelectRows, WeightSpec
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,3 +28,12 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
     def weights(self) -> dict[str, WeightSpec]:
         """Every weight the graph reads, by name, in order of first use. A tied matrix appears once."""
         return {spec.name: spec for op in self.ops for spec in op.weights}
+
+    @property
+    def selected(self) -> frozenset[str]:
+        """Values that have only the rows whose logits are wanted."""
+        found: set[str] = set()
+        for op in self.ops:
+            if isinstance(op, SelectRows) or not found.isdisjoint(op.inputs):
+                found.add(op.output)
+        return frozenset(found)

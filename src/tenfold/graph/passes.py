@@ -2,13 +2,13 @@
 
 Anchors are fused first (attention with the three linears behind it, gates with their two), then the linears
 that are left, with the norm before and the addition after them where nobody else reads the value in between.
-A fused op stands where the last of its members stood. Nobody but its members reads a value that vanished, so
-the order stays right.
+What fits nowhere stays an op of its own. A fused op stands where the last of its members stood. Nobody but
+its members reads a value that vanished, so the order stays right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from tenfold.graph.fused import AnyFusedOp, FusedAttention, FusedGraph, FusedLinear, NormAdd, NormSpec
@@ -17,8 +17,10 @@ from tenfold.graph.ops import (
     Add,
     AnyOp,
     Attention,
+    Concat,
     Embed,
     Gate,
+    Input,
     Linear,
     RMSNorm,
     Rope,
@@ -29,16 +31,23 @@ from tenfold.graph.ops import (
 from tenfold.graph.validate import describe
 
 
-def fuse(graph: Graph) -> FusedGraph:
-    """The graph in fused ops. Raises NotImplementedError, naming the op, where no fused op fits."""
-    return _Fuser(graph).run()
+def fuse(graph: Graph, keep: Collection[str] = ()) -> FusedGraph:
+    """The graph in fused ops; each value of ``keep`` is still the output of an op.
+
+    Raises NotImplementedError, naming the op, where no fused op fits, and ValueError for a value that cannot
+    be kept.
+    """
+    if unknown := [name for name in keep if name not in graph.widths]:
+        raise ValueError(f"graph {graph.name!r} has no value {unknown[0]!r} to keep")
+    return _Fuser(graph, keep).run()
 
 
 class _Fuser:
     """The bookkeeping of one run of `fuse`: who writes and reads a value, what is used up and emitted."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, keep: Collection[str]) -> None:
         self.graph = graph
+        self.keep = keep
         self.position = {op.output: index for index, op in enumerate(graph.ops)}
         self.readers: dict[str, list[AnyOp]] = {op.output: [] for op in graph.ops}
         for op in graph.ops:
@@ -64,7 +73,7 @@ class _Fuser:
                 self.norm(op)
         for op in ops:
             if op.output not in self.used:
-                if not isinstance(op, Embed | SelectRows | Scale | Softcap):
+                if not isinstance(op, Add | Concat | Embed | Gate | Input | Scale | SelectRows | Softcap):
                     raise NotImplementedError(f"no fused op for {describe(op)}")
                 self.emit([op], op, self.graph.widths[op.output])
         self.emitted.sort(key=lambda item: item[0])
@@ -88,8 +97,9 @@ class _Fuser:
         return self.graph.ops[self.position[value]]
 
     def only_reader(self, value: str) -> AnyOp | None:
+        """The op that alone needs ``value``, so that it may vanish into it."""
         readers = self.readers[value]
-        return readers[0] if len(readers) == 1 else None
+        return readers[0] if len(readers) == 1 and value not in self.keep else None
 
     def attention(self, op: Attention) -> None:
         """``attention(rope(norm(linear(x))), rope(norm(linear(x))), linear(x))`` becomes two fused ops."""
@@ -122,7 +132,11 @@ class _Fuser:
         """Walks back from an attention's input to its linear, over an optional rope and norm per head."""
         rope: Rope | None = None
         norm: RMSNorm | None = None
-        while self.only_reader(value) is not None:
+        while True:
+            if value in self.keep:
+                raise ValueError(f"{value!r} cannot be kept: it vanishes into {describe(op)}")
+            if self.only_reader(value) is None:
+                break
             writer = self.writer(value)
             if isinstance(writer, Linear):
                 return writer, rope, norm
@@ -140,11 +154,8 @@ class _Fuser:
     def gate(self, op: Gate) -> None:
         writers = [self.writer(value) for value in op.inputs]
         linears = tuple(w for w in writers if isinstance(w, Linear) and self.only_reader(w.output) is op)
-        if len(linears) != 2 or linears[0].inputs != linears[1].inputs:
-            raise NotImplementedError(
-                f"the inputs of {describe(op)} are not its own two linears of one value"
-            )
-        self.group(linears, op, op.output)
+        if len(linears) == 2 and linears[0].inputs == linears[1].inputs:
+            self.group(linears, op, op.output)
 
     def linear(self, op: Linear) -> None:
         self.group((op,), None, op.output)
@@ -156,11 +167,12 @@ class _Fuser:
         before = self.writer(value)
         norm: RMSNorm | None = None
         mine = {linear.output for linear in linears} == {op.output for op in self.readers[value]}
-        if isinstance(before, RMSNorm) and self.whole_row(before) and mine:
+        if isinstance(before, RMSNorm) and self.whole_row(before) and mine and value not in self.keep:
             norm = before
             members.append(norm)
             value = norm.inputs[0]
         residual: str | None = None
+        # The joined q, k and v have a name that the graph does not know.
         after = self.only_reader(output) if output in self.readers else None
         if isinstance(after, Add) and after.output not in self.used:
             residual = after.inputs[1] if after.inputs[0] == output else after.inputs[0]

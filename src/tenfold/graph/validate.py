@@ -114,6 +114,9 @@ def validate(graph: Graph) -> None:
         raise GraphError(
             f"graph {graph.name!r}: KV layers are {[spec.layer for spec in kv]}, not 0, 1, 2 ..."
         )
+    for name in graph.layer_outputs:
+        if name not in widths or name in selected:
+            raise GraphError(f"graph {graph.name!r}: layer output {name!r} is no value of all rows")
     if extra := graph.widths.keys() - widths.keys():
         raise GraphError(f"graph {graph.name!r}: widths of values that no op writes: {sorted(extra)}")
 

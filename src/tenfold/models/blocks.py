@@ -111,6 +111,6 @@ def pre_norm_decoder(
         x = b.add(x, self_attention(b, normed, f"{prefix}.self_attn", heads, rope, window, hidden))
         normed = b.rms_norm(x, f"{prefix}.post_attention_layernorm.weight", heads.eps)
         width = settings.size("intermediate_size")
-        x = b.add(x, gated_mlp(b, normed, f"{prefix}.mlp", width, "silu", hidden, mlp_bias))
+        x = b.end_layer(b.add(x, gated_mlp(b, normed, f"{prefix}.mlp", width, "silu", hidden, mlp_bias)))
     logits(b, x, settings)
     return b.build(hidden_size=hidden, vocab_size=vocab, max_context=max_context(settings, rope.scaling))

@@ -66,7 +66,7 @@ def graph(config: dict[str, Any]) -> Graph:
         )
         x = b.add(x, norm(attended, "post_attention"))
         fed = gated_mlp(b, norm(x, "pre_feedforward"), f"{prefix}.mlp", width, "gelu", hidden)
-        x = b.add(x, norm(fed, "post_feedforward"))
+        x = b.end_layer(b.add(x, norm(fed, "post_feedforward")))
     x = logits(b, x, settings, norm_offset=1.0)
     if settings.get("final_logit_softcapping") is not None:
         b.softcap(x, settings.number("final_logit_softcapping"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tenfold.graph.ops import Rope
+from tenfold.graph.ops import Add, AnyOp, Concat, Gate, Linear, RMSNorm, Rope, Scale, Softcap
 from tenfold.graph.rope import rope_frequencies
 
 Tensor = Any
@@ -62,3 +62,24 @@ def gate(a: Tensor, b: Tensor, activation: str) -> Tensor:
     if activation == "silu":
         return torch.nn.functional.silu(a) * b
     return torch.nn.functional.gelu(a, approximate="tanh") * b
+
+
+def row_wise(op: AnyOp, inputs: list[Tensor], weights: list[Tensor]) -> Tensor:
+    """An op that needs to know nothing of the step: each row of its output follows from the same row of its
+    inputs."""
+    match op:
+        case Linear():
+            return torch.nn.functional.linear(inputs[0], *weights)
+        case RMSNorm():
+            return rms_norm(inputs[0], weights[0], op.eps, op.weight_offset)
+        case Add():
+            return inputs[0] + inputs[1]
+        case Gate():
+            return gate(inputs[0], inputs[1], op.activation)
+        case Scale():
+            return inputs[0] * op.factor
+        case Softcap():
+            return op.cap * torch.tanh(inputs[0] / op.cap)
+        case Concat():
+            return torch.cat(inputs, dim=1)
+    raise NotImplementedError(f"the torch backend has no {type(op).__name__}")

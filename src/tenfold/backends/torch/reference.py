@@ -7,25 +7,30 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tenfold.backends.base import PAGE_ROWS, CompileOptions, ProgramInfo, StepBatch, StepOutput, WeightReport
+from tenfold.backends.base import (
+    PAGE_ROWS,
+    CompileOptions,
+    Floats,
+    FormatName,
+    Int32s,
+    IsaName,
+    Program,
+    ProgramInfo,
+    StepBatch,
+    StepOutput,
+    WeightReport,
+)
+from tenfold.backends.features import feature_columns
 from tenfold.backends.sampling import sample
 from tenfold.backends.torch import functions
 from tenfold.backends.torch.batches import check_batch
+from tenfold.backends.torch.recurrent import TorchRecurrent
+from tenfold.backends.unrolling import check_recurrent
 from tenfold.checkpoint.base import Checkpoint, CheckpointError
 from tenfold.graph.graph import Graph
-from tenfold.graph.ops import (
-    Add,
-    Attention,
-    Embed,
-    Gate,
-    Linear,
-    RMSNorm,
-    Rope,
-    Scale,
-    SelectRows,
-    Softcap,
-    WeightSpec,
-)
+from tenfold.graph.ops import Attention, Embed, Input, Rope, SelectRows, WeightSpec
+from tenfold.graph.recurrent import RecurrentGraph
+from tenfold.graph.validate import describe
 
 Tensor = functions.Tensor
 
@@ -53,6 +58,9 @@ class TorchBackend:
             raise ValueError("kv_pages, max_rows and max_logit_rows must be positive")
         if options.isa not in ("auto", "portable"):
             raise ValueError(f"the torch backend has no isa {options.isa!r}; leave it at auto")
+        feature_columns(graph, options.taps)  # that all of them exist
+        if inputs := [op for op in graph.ops if isinstance(op, Input)]:
+            raise ValueError(f"{describe(inputs[0])}: a step has no such value; only recurrent programs have")
         if options.threads:
             torch.set_num_threads(options.threads)  # torch has one team for the whole process
         weights: dict[str, Tensor] = {}
@@ -81,24 +89,58 @@ class TorchBackend:
             weight_bytes=sum(report.bytes for report in reports),
             weights=tuple(reports),
         )
-        return TorchProgram(graph, weights, pools, info, self._kv_bf16)
+        return TorchProgram(graph, weights, pools, info, self._kv_bf16, options.taps)
+
+    def compile_recurrent(
+        self,
+        graph: RecurrentGraph,
+        checkpoint: Checkpoint,
+        *,
+        token_ids: Int32s,
+        vocab_size: int,
+        max_sequences: int,
+        threads: int = 0,
+        isa: IsaName = "auto",
+        format: FormatName = "auto",
+        team_of: Program | None = None,
+    ) -> TorchRecurrent:
+        """See `tenfold.backends.base.RecurrentBackend`. In float64, whatever `dtype`; torch has one team for
+        all, so ``team_of`` says nothing here."""
+        if isa not in ("auto", "portable"):
+            raise ValueError(f"the torch backend has no isa {isa!r}; leave it at auto")
+        ids = check_recurrent(graph, token_ids, vocab_size, max_sequences)
+        if threads:
+            torch.set_num_threads(threads)
+        specs = {**graph.first.weights, **graph.next.weights}
+        weights = {name: _load(spec, checkpoint, format, torch.float64)[0] for name, spec in specs.items()}
+        return TorchRecurrent(graph, weights, ids, vocab_size, max_sequences)
 
 
 class TorchProgram:
     """A graph, its weights ``[out, in]``, and a pool ``[pages, K or V, 16, heads, head_dim]`` per layer."""
 
     def __init__(
-        self, graph: Graph, weights: dict[str, Tensor], pools: list[Tensor], info: ProgramInfo, kv_bf16: bool
+        self,
+        graph: Graph,
+        weights: dict[str, Tensor],
+        pools: list[Tensor],
+        info: ProgramInfo,
+        kv_bf16: bool,
+        taps: tuple[str, ...],
     ) -> None:
         self.info = info
         self._graph = graph
         self._weights = weights
         self._pools = pools
         self._kv_bf16 = kv_bf16
+        self._taps = taps
 
     def step(self, batch: StepBatch) -> StepOutput:
         """Runs one step. Raises ValueError for a batch that does not fit; nothing is written then."""
-        logits = self.logits(batch).to(torch.float32).numpy()
+        if batch.want_features and not self._taps:
+            raise ValueError("step: features are wanted, but the program was compiled without taps")
+        values = self._values(batch)
+        logits = values[self._graph.ops[-1].output].to(torch.float32).numpy()
         tokens, logprobs, top_tokens, top_logprobs = sample(logits, batch.sampling)
         return StepOutput(
             tokens=tokens,
@@ -106,16 +148,26 @@ class TorchProgram:
             top_tokens=top_tokens,
             top_logprobs=top_logprobs,
             logits=logits if batch.want_logits else None,
+            features=self._features(batch, values) if batch.want_features else None,
         )
 
     def logits(self, batch: StepBatch) -> Tensor:
         """As `step`, but returns logits ``[N, vocab]`` in the program's own precision and draws nothing."""
+        return self._values(batch)[self._graph.ops[-1].output]
+
+    def _values(self, batch: StepBatch) -> dict[str, Tensor]:
         lines = torch.from_numpy(check_batch(batch, self.info))
         values: dict[str, Tensor] = {}
         with torch.inference_mode():
             for op in self._graph.ops:
                 values[op.output] = self._run(op, [values[name] for name in op.inputs], batch, lines)
-        return values[self._graph.ops[-1].output]
+        return values
+
+    def _features(self, batch: StepBatch, values: dict[str, Tensor]) -> Floats:
+        selected, wanted = self._graph.selected, torch.from_numpy(batch.logit_rows).long()
+        parts = [values[name] if name in selected else values[name][wanted] for name in self._taps]
+        features: Floats = torch.cat(parts, dim=1).to(torch.float32).numpy()
+        return features
 
     def copy_rows(self, source: int, target: int, rows: int) -> None:
         """Copies the first ``rows`` lines of page ``source``, all layers, into page ``target``."""
@@ -157,25 +209,13 @@ class TorchProgram:
         match op:
             case Embed():
                 return weights[0][torch.from_numpy(batch.tokens).long()] * op.scale
-            case Linear():
-                return torch.nn.functional.linear(inputs[0], *weights)
-            case RMSNorm():
-                return functions.rms_norm(inputs[0], weights[0], op.eps, op.weight_offset)
             case Rope():
                 return functions.rotate(inputs[0], torch.from_numpy(batch.positions), op)
             case Attention():
                 return self._attention(op, inputs, batch, lines)
-            case Add():
-                return inputs[0] + inputs[1]
-            case Gate():
-                return functions.gate(inputs[0], inputs[1], op.activation)
-            case Scale():
-                return inputs[0] * op.factor
-            case Softcap():
-                return op.cap * torch.tanh(inputs[0] / op.cap)
             case SelectRows():
                 return inputs[0][torch.from_numpy(batch.logit_rows).long()]
-        raise NotImplementedError(f"the torch backend has no {type(op).__name__}")
+        return functions.row_wise(op, inputs, weights)
 
     def _attention(self, op: Attention, inputs: list[Tensor], batch: StepBatch, lines: Tensor) -> Tensor:
         pool = self._pools[op.kv.layer]
