@@ -41,13 +41,15 @@ from tenfold.speculate.cost_curve_live import LiveCurve
 # Shares of the time of steps.
 _ASKING = 0.0025
 _TIMING = 0.004
+# The time, in plain steps, that a drafter is trusted with at the start.
+_TRUST_STEPS = 2.0
 # Most rows beyond one a sequence that a step is searched for.
 _MOST_ROWS = 64
 _MOST_NAMESPACES = 512
 # Steps that the achieved rate goes back, and what it starts with.
 _RATE_MEMORY = 64.0
 _RATE_PRIOR = 8.0
-_GAIN_RATE = 0.125
+_GAIN_RATE = 0.08
 _FADING_STEPS = 64.0
 # Drafts are timed for the curve's sake only if their tokens stand with such a chance on average.
 _WORTH_TIMING = 0.2
@@ -72,7 +74,9 @@ class Controller:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._curve = LiveCurve(curve)
-        self._sources = [Source(i, drafter, max_draft) for i, drafter in enumerate(drafters)]
+        self._sources = [
+            Source(i, drafter, max_draft, _TRUST_STEPS * curve.at(1)) for i, drafter in enumerate(drafters)
+        ]
         self._max_draft = max_draft
         self._clock = clock
         self._runs: dict[str, Run] = {}
@@ -240,8 +244,8 @@ class Controller:
                 self._weigh(source, runs[i], i, draft, length, sequences[i], price, best, values, profile)
             took = (self._clock() - began) * 1e3
             self._asking_ms += took
-            source.took(len(asked), took)
-            source.learn_profile(profile, len(asked), length)
+            source.took(len(asked), length, took)
+            source.learn_profile(profile, len(asked))
         return best, values
 
     def _whom(

@@ -20,8 +20,8 @@ _NAMESPACE_PRIOR = 8.0
 _FIRST_GAIN = 0.4
 _FIRST_GAIN_WEIGHT = 4.0
 _GAIN_MEMORY = 128.0
-_COST_MEMORY = 0.9
-_PROFILE_RATE = 0.1
+_COST_MEMORY = 0.95
+_PROFILE_MEMORY = 32.0
 # A call that takes less than this part of a step is not worth shortening.
 _CHEAP = 0.01
 
@@ -36,50 +36,61 @@ def context_of(value: float) -> int:
 class Source:
     """A drafter, how far its claims hold, what asking it costs, and how long its drafts should be."""
 
-    def __init__(self, index: int, drafter: Drafter, max_draft: int) -> None:
+    def __init__(self, index: int, drafter: Drafter, max_draft: int, credit_ms: float) -> None:
         self.index = index
         self.drafter = drafter
         self.calibration = Calibration(max(1, drafter.qualities))
-        self.credit_ms = 0.0
+        self.credit_ms = credit_ms
         """Time that asking it may take although it does not seem to pay."""
-        self.call_ms = 0.0
-        """Of a call, whatever the sequences."""
-        self.each_ms = 0.0
-        """Of a sequence more in the call."""
         self.drafts = self.drafted = self.accepted = 0
         self._max_draft = max_draft
-        self._length = min(2, max_draft)
+        self._length = max_draft
+        # Gain of each position of a draft, asked for or not: what has not been seen falls off.
         self._profile = [_FIRST_GAIN * 0.7**j for j in range(max_draft)]
-        self._asks = 0
+        self._asks, self._drafts = 0, _FIRST_GAIN_WEIGHT
+        # Time of a call by position, as a line over the number of sequences, and the sums it comes from.
+        self._call_ms = self._each_ms = 0.0
         self._weight = self._n = self._nn = self._ms = self._nms = 0.0
+
+    @property
+    def call_ms(self) -> float:
+        """Expected time of a call, whatever the sequences."""
+        return self._call_ms * self._length
+
+    @property
+    def each_ms(self) -> float:
+        """Of a sequence more in the call."""
+        return self._each_ms * self._length
 
     def cost_ms(self, sequences: int) -> float:
         """Expected time of a call for so many."""
-        return self.call_ms + self.each_ms * sequences if sequences else 0.0
+        return (self._call_ms + self._each_ms * sequences) * self._length if sequences else 0.0
 
     def length(self, tokens_per_ms: float, step_ms: float, sequences: int) -> int:
         """Tokens to ask for. A drafter that takes no time to speak of gives all that it has; of another, as
         many positions as bring more than their share of its time, and one more now and then to see."""
-        cost = self.cost_ms(sequences)
-        if cost < _CHEAP * step_ms:
+        position_ms = self._call_ms + self._each_ms * sequences
+        if position_ms * self._max_draft < _CHEAP * step_ms:
             self._length = self._max_draft
             return self._length
-        # Its time is thought to grow with the length, as that of a recurrent head does.
-        share = tokens_per_ms * cost / (sequences * self._length)
+        share = tokens_per_ms * position_ms / sequences
         profile, length = self._profile, 0
         while length < self._max_draft and profile[length] > share:
             length += 1
+        self._length = max(1, length)
         if 0 < length < self._max_draft:
             often = 4 if profile[length - 1] > 3 * share else 16
-            length += self._asks % often == 0
-        self._length = max(1, length)
+            return length + (self._asks % often == 0)
         return self._length
 
-    def took(self, sequences: int, ms: float) -> None:
-        """A call for so many took so long: decayed least squares of time over sequences, an outlier cut."""
+    def took(self, sequences: int, length: int, ms: float) -> None:
+        """A call for so many sequences and tokens took so long. The time is thought to grow with the length,
+        as that of a recurrent head does. Decayed least squares; an outlier is cut."""
+        ms /= length
+        expected = self._call_ms + self._each_ms * sequences
         if self._weight >= 2.0:
-            ms = min(ms, 4.0 * self.cost_ms(sequences) + 1e-3)
-        elif self._weight and ms < 0.5 * self.cost_ms(sequences):
+            ms = min(ms, 4.0 * expected + 1e-3)
+        elif self._weight and ms < 0.5 * expected:
             # The first call warmed something up.
             self._weight = self._n = self._nn = self._ms = self._nms = 0.0
         keep = _COST_MEMORY
@@ -91,18 +102,21 @@ class Source:
         n, mean = self._n / self._weight, self._ms / self._weight
         variance = self._nn / self._weight - n * n
         if variance > 0.05 * n * n:
-            self.each_ms = min(max((self._nms / self._weight - n * mean) / variance, 0.0), mean / n)
+            self._each_ms = min(max((self._nms / self._weight - n * mean) / variance, 0.0), mean / n)
         else:
-            self.each_ms = 0.5 * mean / n
-        self.call_ms = mean - self.each_ms * n
+            self._each_ms = 0.5 * mean / n
+        self._call_ms = mean - self._each_ms * n
 
-    def learn_profile(self, gains: Sequence[float], drafts: int, asked: int) -> None:
-        """Net gains of each position, summed over the drafts of a call that asked for ``asked`` positions."""
+    def learn_profile(self, gains: Sequence[float], drafts: int) -> None:
+        """Net gains of each position that was asked for, summed over the drafts of a call."""
         self._asks += 1
+        rate = drafts / (self._drafts + drafts)
+        self._drafts = min(self._drafts + drafts, _PROFILE_MEMORY)
         profile = self._profile
-        for j in range(asked):
-            gain = gains[j] if j < len(gains) else 0.0
-            profile[j] += (gain / drafts - profile[j]) * _PROFILE_RATE
+        for j, gain in enumerate(gains):
+            profile[j] += (gain / drafts - profile[j]) * rate
+        if len(gains) < self._max_draft:
+            profile[len(gains)] = min(profile[len(gains)], profile[len(gains) - 1])
 
 
 class Namespace:
