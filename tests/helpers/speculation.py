@@ -234,7 +234,9 @@ def play(scenario: Scenario, speculator: Speculator, clock: Clock, seed: int = 0
             processes = dict(scenario.texts)[since]
             fates = [process.play(scenario.length, rng) for process in processes]
             # Ages are mixed from the start.
-            length = scenario.length if count >= scenario.batch(0.0) else int(rng.integers(20, scenario.length))
+            length = (
+                scenario.length if count >= scenario.batch(0.0) else int(rng.integers(20, scenario.length))
+            )
             text = SimSequence(f"s{count}", length, fates, namespace=f"n{count % scenario.namespaces}")
             running.append(text)
             speculator.begin(text)

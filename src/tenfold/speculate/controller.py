@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from tenfold.speculate.acceptance import shifted
 from tenfold.speculate.base import (
@@ -40,21 +41,42 @@ from tenfold.speculate.cost_curve_live import LiveCurve
 
 # Shares of the time of steps.
 _ASKING = 0.0025
+# What is left of it for a drafter that has brought nothing for long, and in how many steps it halves.
+_LEAST_ASKING = 0.001
+_HALVING_STEPS = 1000.0
 _TIMING = 0.004
+# Gains are estimates: asking must bring so much more than it costs.
+_MARGIN = 1.2
 # The time, in plain steps, that a drafter is trusted with at the start.
 _TRUST_STEPS = 2.0
+# And the time for steps that are made to be timed.
+_FIRST_TIMING_STEPS = 3.0
 # Most rows beyond one a sequence that a step is searched for.
 _MOST_ROWS = 64
 _MOST_NAMESPACES = 512
 # Steps that the achieved rate goes back, and what it starts with.
 _RATE_MEMORY = 64.0
 _RATE_PRIOR = 8.0
+# A step that took so many times what it should says nothing of the rate.
+_OUTLIER = 4.0
 _GAIN_RATE = 0.08
+# What is known of a sequence fades when a drafter is not asked, in so many steps to a half, after so many.
 _FADING_STEPS = 64.0
+_SOON = 8
+_LEAST_CHANCE = 0.02
 # Drafts are timed for the curve's sake only if their tokens stand with such a chance on average.
 _WORTH_TIMING = 0.2
 
 _NOTHING: tuple[int, ...] = ()
+
+
+class _Weighed(NamedTuple):
+    """A draft that can be verified."""
+
+    source: int
+    tokens: Sequence[int]
+    chances: list[float]
+    """That the first 1, 2 ... stand, with caution; falls."""
 
 
 class Controller:
@@ -89,7 +111,9 @@ class Controller:
         # By the batch's size, roughly: tokens a sequence and time in units of a plain step, both decayed.
         self._tokens = [_RATE_PRIOR] * 32
         self._time = [_RATE_PRIOR] * 32
-        self._timing_ms = 0.0
+        self._timing_ms = _FIRST_TIMING_STEPS * curve.at(1)
+        # Not 0: the step under way is made to be timed, and this is the rate that it should have had.
+        self._timing_rate = 0.0
         self._step = 0
         self._sequence_steps = self._committed = 0
         self._idle: dict[str, int] = {}
@@ -116,6 +140,7 @@ class Controller:
         self._open = {}
         for sequence, run in zip(sequences, runs, strict=True):
             self._open[sequence.id] = run
+            run.length = len(sequence.tokens)
             if run.fresh or run.chosen >= 0:
                 # A step that was never observed: it failed.
                 run.fresh, run.chosen = [], -1
@@ -130,8 +155,8 @@ class Controller:
         plain_ms = curve.at(n)
         speedup = self._speedup(n)
         rate = speedup * n / plain_ms
-        if curve.doubtful(n + self._other_rows) and self._timing_ms >= (speedup - 1.0) * plain_ms:
-            self._timing_ms -= (speedup - 1.0) * plain_ms
+        if not self._other_rows and curve.doubtful(n) and self._timing_ms >= (speedup - 1.0) * plain_ms:
+            self._timing_rate = rate
             for limit in limits:
                 self._count("probe" if limit > 0 else "limit")
             return [_NOTHING] * n
@@ -139,11 +164,11 @@ class Controller:
         most = min(rows, len(free) * self._max_draft, _MOST_ROWS)
         added = [ms * rate for ms in curve.beyond(n + self._other_rows, most)]
         price = min([added[k] / k for k in range(1, min(most, self._max_draft) + 1)])
-        best, values = self._ask(sequences, runs, limits, free, price, rate, plain_ms)
+        best = self._ask(sequences, runs, limits, free, price, rate, plain_ms)
         counts = self._admit(best, free, added)
-        if not any(counts) and self._timing_ms > 0.0:
+        if not self._other_rows and not any(counts):
             counts = self._time_rows(best, free, n, most, added, rate)
-        return self._choose(runs, limits, best, values, counts, price)
+        return self._choose(runs, limits, best, counts, price)
 
     def observe(self, outcomes: Sequence[Outcome], rows: int, step_ms: float) -> None:
         """See `Speculator.observe`."""
@@ -168,18 +193,16 @@ class Controller:
         self._sequence_steps += n
         self._committed += committed
         self._other_rows = max(0, rows - n - drafted)
-        if n:
-            plain_ms = curve.at(n + self._other_rows)
-            b, keep = n.bit_length(), 1.0 - 1.0 / _RATE_MEMORY
-            self._tokens[b] = self._tokens[b] * keep + committed / n
-            spent = min(step_ms + self._asking_ms, 4.0 * curve.at(max(rows, 1)))
-            self._time[b] = self._time[b] * keep + spent / plain_ms
-        curve.observe(rows, step_ms)
+        if n and not self._other_rows:
+            self._learn_times(n, rows, committed, step_ms)
         # What is saved up is spent at once at most on a step or so.
         most = 2.0 * curve.at(max(n, 1))
         self._timing_ms = min(self._timing_ms + _TIMING * step_ms, most)
         for source in self._sources:
-            source.credit_ms = min(source.credit_ms + _ASKING * step_ms, max(most, source.cost_ms(n)))
+            share = _ASKING * 0.5 ** ((self._step - source.paid_step) / _HALVING_STEPS)
+            source.credit_ms = min(
+                source.credit_ms + max(share, _LEAST_ASKING) * step_ms, max(most, source.cost_ms(n))
+            )
 
     def report(self) -> SpeculationReport:
         """Counts so far. Reasons for nothing drafted: "limit" (the sequence is about to end), "load" (would
@@ -214,6 +237,19 @@ class Controller:
         b = n.bit_length()
         return max(1.0, self._tokens[b] / self._time[b])
 
+    def _learn_times(self, n: int, rows: int, committed: int, step_ms: float) -> None:
+        """A step of decodes alone; the rows of a prompt take another time."""
+        curve = self._curve
+        most = _OUTLIER * curve.at(rows)
+        b, keep = n.bit_length(), 1.0 - 1.0 / _RATE_MEMORY
+        self._tokens[b] = self._tokens[b] * keep + committed / n
+        self._time[b] = self._time[b] * keep + min(step_ms + self._asking_ms, most) / curve.at(n)
+        if self._timing_rate > 0.0:
+            # The price of timing is what was lost against the rate.
+            self._timing_ms -= max(0.0, min(step_ms, most) - committed / self._timing_rate)
+            self._timing_rate = 0.0
+        curve.observe(rows, step_ms)
+
     def _ask(
         self,
         sequences: Sequence[DraftSequence],
@@ -223,9 +259,9 @@ class Controller:
         price: float,
         rate: float,
         plain_ms: float,
-    ) -> tuple[list[tuple[Shadow, list[float]] | None], list[float]]:
-        """The best draft of each sequence with its chances, and its net gain in tokens."""
-        best: list[tuple[Shadow, list[float]] | None] = [None] * len(runs)
+    ) -> list[_Weighed | None]:
+        """The best draft of each sequence."""
+        best: list[_Weighed | None] = [None] * len(runs)
         values = [0.0] * len(runs)
         sources = self._sources
         if len(sources) > 1:
@@ -236,27 +272,29 @@ class Controller:
                 continue
             length = source.length(rate, plain_ms, len(asked))
             began = self._clock()
-            drafts = source.drafter.propose(
-                [sequences[i] for i in asked], [min(length, limits[i]) for i in asked]
-            )
+            lengths = [min(length, limits[i]) for i in asked]
+            drafts = source.drafter.propose([sequences[i] for i in asked], lengths)
             profile = [0.0] * length
-            for i, draft in zip(asked, drafts, strict=True):
-                self._weigh(source, runs[i], i, draft, length, sequences[i], price, best, values, profile)
+            for i, most, draft in zip(asked, lengths, drafts, strict=True):
+                found, value = self._weigh(source, runs[i], draft, most, price, profile)
+                self._learn_gain(source, runs[i], values[i], value)
+                if found is not None and (best[i] is None or value > values[i]):
+                    best[i], values[i] = found, value
             took = (self._clock() - began) * 1e3
             self._asking_ms += took
             source.took(len(asked), length, took)
             source.learn_profile(profile, len(asked))
-        return best, values
+        return best
 
     def _whom(
         self, source: Source, runs: list[Run], values: list[float], free: list[int], price: float, rate: float
     ) -> list[int]:
         """The sequences to ask a drafter about."""
         index = source.index
-        each = source.each_ms * rate
+        each = _MARGIN * source.each_ms * rate
         asked: list[int] = []
         if price < 1.0:
-            surplus = -source.call_ms * rate
+            surplus = -_MARGIN * source.call_ms * rate
             for i in free:
                 gain = runs[i].gains[index][context_of(values[i])]
                 if gain > each:
@@ -279,69 +317,59 @@ class Controller:
         return sorted(asked + left)
 
     def _weigh(
-        self,
-        source: Source,
-        run: Run,
-        i: int,
-        draft: Draft,
-        length: int,
-        sequence: DraftSequence,
-        price: float,
-        best: list[tuple[Shadow, list[float]] | None],
-        values: list[float],
-        profile: list[float],
-    ) -> None:
-        """Calibrates a draft, keeps it as a shadow, and as the best of its sequence if it is."""
-        index = source.index
-        odds = run.odds[index]
-        gap = self._step - run.asked[index]
-        run.asked[index] = self._step
-        if gap > 8:
+        self, source: Source, run: Run, draft: Draft, most: int, price: float, profile: list[float]
+    ) -> tuple[_Weighed | None, float]:
+        """Calibrates a draft of which ``most`` tokens are of use, and keeps it as a shadow: the draft with
+        its chances, and its net gain in tokens, which is also added to ``profile`` by position."""
+        odds = run.odds[source.index]
+        gap = self._step - run.asked[source.index]
+        if gap > _SOON:
             odds.fade(0.5 ** (gap / _FADING_STEPS))
+        tokens, survival, quality = draft
+        if not tokens:
+            return None, 0.0
+        low, cell = source.calibration.low, source.calibration.cell
+        factor = odds.factor * run.namespace.odds[source.index].factor
+        # Beyond that a token will not be verified, so it need not be looked at.
+        least = max(_LEAST_CHANCE, 0.25 * min(price, 1.0))
         value = 0.0
-        tokens = draft.tokens
-        if tokens:
-            low, cell = source.calibration.low, source.calibration.cell
-            factor = odds.factor * run.namespace.odds[index].factor
-            least = max(0.02, 0.25 * min(price, 1.0))
-            chances: list[float] = []
-            cells: list[int] = []
-            chance = claimed = 1.0
-            quality = draft.quality
-            for j in range(min(len(tokens), length)):
-                survival = draft.survival[j]
-                c = cell(quality, j, survival / claimed if claimed > 0.0 else 0.0)
-                claimed = survival
-                p = low[c]
-                chance *= p * factor / (1.0 - p + p * factor)
-                cells.append(c)
-                chances.append(chance)
-                if chance > price:
-                    value += chance - price
-                    profile[j] += chance - price
-                elif chance < least:
-                    break
-            shadow = Shadow(index, tokens, cells, 0, len(sequence.tokens))
-            run.fresh.append(shadow)
-            before = values[i]
-            if best[i] is None or value > before:
-                best[i] = (shadow, chances)
-                values[i] = max(value, before)
-        else:
-            before = values[i]
-        gain = max(0.0, value - before)
-        context = context_of(before)
-        gains = run.gains[index]
-        gains[context] += (gain - gains[context]) * min(0.5, _GAIN_RATE * gap)
-        run.namespace.learn_gain(index, context, gain)
+        chance = claimed = 1.0
+        chances: list[float] = []
+        cells: list[int] = []
+        for j in range(min(len(tokens), most)):
+            c = cell(quality, j, survival[j] / claimed if claimed > 0.0 else 0.0)
+            claimed = survival[j]
+            p = low[c] * factor
+            chance *= p / (1.0 - low[c] + p)
+            cells.append(c)
+            chances.append(chance)
+            if chance > price:
+                value += chance - price
+                profile[j] += chance - price
+            elif chance < least:
+                break
+        run.fresh.append(Shadow(source.index, tokens, cells, 0, run.length))
+        return _Weighed(source.index, tokens, chances), value
 
-    def _admit(
-        self, best: list[tuple[Shadow, list[float]] | None], free: list[int], added: list[float]
-    ) -> list[int]:
+    def _learn_gain(self, source: Source, run: Run, before: float, value: float) -> None:
+        """Asking found a draft of this value, where drafters before had found one of value ``before``."""
+        gain = max(0.0, value - before)
+        if gain > 0.0:
+            source.paid_step = self._step
+        context = context_of(before)
+        gains = run.gains[source.index]
+        gap = self._step - run.asked[source.index]
+        gains[context] += (gain - gains[context]) * min(0.5, _GAIN_RATE * gap)
+        run.namespace.learn_gain(source.index, context, gain)
+        run.asked[source.index] = self._step
+
+    def _admit(self, best: list[_Weighed | None], free: list[int], added: list[float]) -> list[int]:
         """How many tokens of each sequence's best draft maximise the objective. ``added[k]``: tokens that k
         rows cost."""
         counts = [0] * len(best)
-        candidates = [(-chance, i) for i in free if (draft := best[i]) is not None for chance in draft[1]]
+        candidates = [
+            (-chance, i) for i in free if (draft := best[i]) is not None for chance in draft.chances
+        ]
         if not candidates:
             return counts
         if len(free) > 1:
@@ -360,7 +388,7 @@ class Controller:
 
     def _time_rows(
         self,
-        best: list[tuple[Shadow, list[float]] | None],
+        best: list[_Weighed | None],
         free: list[int],
         n: int,
         most: int,
@@ -371,18 +399,18 @@ class Controller:
         the drafts are good enough for the curve to matter and the allowance pays."""
         counts = [0] * len(best)
         candidates = sorted(
-            (-chance, i) for i in free if (draft := best[i]) is not None for chance in draft[1]
+            (-chance, i) for i in free if (draft := best[i]) is not None for chance in draft.chances
         )[:most]
-        base = n + self._other_rows
-        wanted = self._curve.stale_between(base, base + len(candidates))
+        while candidates and added[len(candidates)] > self._timing_ms * rate:
+            candidates.pop()
+        wanted = self._curve.stale_between(n, n + len(candidates))
         if wanted is None:
             return counts
-        candidates = candidates[: wanted - base]
+        candidates = candidates[: wanted - n]
         gain = -sum(chance for chance, _ in candidates)
-        cost_ms = (added[len(candidates)] - gain) / rate
-        if gain < _WORTH_TIMING * len(candidates) or cost_ms > self._timing_ms:
+        if gain < _WORTH_TIMING * len(candidates):
             return counts
-        self._timing_ms -= cost_ms
+        self._timing_rate = rate
         for _, i in candidates:
             counts[i] += 1
         return counts
@@ -391,8 +419,7 @@ class Controller:
         self,
         runs: list[Run],
         limits: Sequence[int],
-        best: list[tuple[Shadow, list[float]] | None],
-        values: list[float],
+        best: list[_Weighed | None],
         counts: list[int],
         price: float,
     ) -> list[Sequence[int]]:
@@ -402,9 +429,8 @@ class Controller:
         for i, run in enumerate(runs):
             draft = best[i]
             if counts[i] and draft is not None:
-                run.chosen = draft[0].source
-                run.tokens = draft[0].tokens[: counts[i]]
-                chosen.append(run.tokens)
+                run.chosen = draft.source
+                chosen.append(draft.tokens[: counts[i]])
                 continue
             chosen.append(_NOTHING)
             if limits[i] <= 0:
@@ -413,7 +439,7 @@ class Controller:
                 if alone > 1.0:
                     alone = self._price_alone()
                 if draft is not None:
-                    why = "load" if draft[1][0] > alone else "not worth it"
+                    why = "load" if draft.chances[0] > alone else "not worth it"
                 elif len(runs) > 1 and price >= 1.0 > alone:
                     why = "load"
                 else:

@@ -42,6 +42,8 @@ class Source:
         self.calibration = Calibration(max(1, drafter.qualities))
         self.credit_ms = credit_ms
         """Time that asking it may take although it does not seem to pay."""
+        self.paid_step = 0
+        """The step in which it last brought something."""
         self.drafts = self.drafted = self.accepted = 0
         self._max_draft = max_draft
         self._length = max_draft
@@ -151,7 +153,7 @@ class Shadow(NamedTuple):
 class Run:
     """A sequence under way."""
 
-    __slots__ = ("asked", "chosen", "fresh", "gains", "namespace", "odds", "older", "tokens")
+    __slots__ = ("asked", "chosen", "fresh", "gains", "length", "namespace", "odds", "older")
 
     def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
@@ -165,5 +167,5 @@ class Run:
         """By source, an earlier draft that has come true so far."""
         self.chosen = -1
         """The source whose draft is being verified."""
-        self.tokens: Sequence[int] = ()
-        """What of it."""
+        self.length = 0
+        """Its tokens before the step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import msgspec
@@ -116,8 +116,3 @@ def _batch(cached: int, rows: int) -> StepBatch:
             logprobs=np.full(rows, -1, np.int32),
         ),
     )
-
-
-def relative(values: Sequence[tuple[int, float]], one_row_ms: float) -> CostCurve:
-    """The curve with V(rows) as given, e.g. a published one."""
-    return CostCurve(tuple(rows for rows, _ in values), tuple(v * one_row_ms for _, v in values))

@@ -15,6 +15,11 @@ _FORGETTING_STEPS = 48.0
 # A node that was carried along so far (in log ms) without being seen is to be believed no more.
 _CARRIED_TOO_FAR = 0.05
 _STALE_STEPS = 256
+# A residual is cut at so many times the usual size (which is at least this, in log ms) ...
+_USUAL_TIMES = 4.0
+_LEAST_USUAL = 0.01
+# ... but so many cut on end, to the same side, are no outliers.
+_SURPRISES = 3
 
 
 class LiveCurve:
@@ -22,8 +27,9 @@ class LiveCurve:
 
     What a step took beyond its estimate moves the two nodes around its rows, by a decayed mean. It moves
     nodes that have not been seen for long as well, because what changes mostly changes all (a busy machine,
-    deeper contexts); nodes seen lately know better. A residual is cut at four times the usual one, less so
-    where a node is trusted little, so an outlier does little and a real change comes through in a few steps.
+    deeper contexts); nodes seen lately know better. A residual is cut at four times the usual one, so an
+    outlier does little; less so where a node is trusted little, and no more at the third in a row, so a real
+    change comes through in a few steps.
     """
 
     def __init__(self, curve: CostCurve) -> None:
@@ -33,6 +39,7 @@ class LiveCurve:
         self._trust = [_START_TRUST] * len(self._rows)
         self._seen = [0] * len(self._rows)
         self._carried = [0.0] * len(self._rows)
+        self._surprises = [0] * len(self._rows)
         self._usual = 0.03
         self._step = 0
         # For each number of rows: the node below and the share of the one above.
@@ -51,6 +58,12 @@ class LiveCurve:
             return ms[i] + (ms[i + 1] - ms[i]) * self._share[rows]
         slope = (ms[-1] - ms[-2]) / (self._rows[-1] - self._rows[-2])
         return ms[-1] + max(slope, 0.0) * (rows - self._rows[-1])
+
+    def _around(self, rows: int) -> tuple[int, float]:
+        """The node below, and the share of the one above; beyond the last one, all of the last one."""
+        if rows < len(self._below):
+            return self._below[rows], self._share[rows]
+        return len(self._rows) - 2, 1.0
 
     def beyond(self, rows: int, most: int) -> list[float]:
         """Milliseconds that 0, 1 ... ``most`` rows more add to a step of ``rows``; does not fall."""
@@ -74,9 +87,10 @@ class LiveCurve:
 
     def doubtful(self, rows: int) -> bool:
         """Whether what a step of so many rows takes has become a guess: unseen while others moved."""
-        i = self._below[rows] if rows < len(self._below) else len(self._rows) - 1
-        age = self._step - self._seen[i]
-        return age > 2 * _STALE_STEPS or (age > 16 and self._trust[i] < 3)
+        i, share = self._around(rows)
+        near = i + 1 if share > 0.5 else i
+        age = self._step - self._seen[near]
+        return age > 2 * _STALE_STEPS or (age > 16 and self._trust[near] < 3)
 
     def observe(self, rows: int, step_ms: float) -> None:
         """A step of ``rows`` rows took ``step_ms``. Steps far beyond the curve (long prompts) say nothing."""
@@ -84,20 +98,27 @@ class LiveCurve:
         if rows > 2 * nodes[-1] or rows < 1 or not step_ms > 0:
             return
         self._step = step = self._step + 1
-        if rows < nodes[-1]:
-            i, share = self._below[rows], self._share[rows]
-        else:
-            i, share = len(nodes) - 2, 1.0
+        i, share = self._around(rows)
+        near = i + 1 if share > 0.5 else i
         residual = log(step_ms / self.at(rows))
         size = abs(residual)
-        trust = self._trust[i + 1] if share > 0.5 else self._trust[i]
-        most = 4.0 * self._usual * (1.0 + 6.0 / (trust + 1.0))
+        most = _USUAL_TIMES * self._usual * (1.0 + 6.0 / (self._trust[near] + 1.0))
         # The usual size follows slowly, and no single step may raise it much.
-        self._usual = max(0.01, self._usual + (min(size, 4.0 * self._usual) - self._usual) * 0.1)
-        if size > most:
-            residual = most if residual > 0 else -most
+        self._usual = max(
+            _LEAST_USUAL, self._usual + (min(size, _USUAL_TIMES * self._usual) - self._usual) * 0.1
+        )
+        if size <= most:
+            self._surprises[near] = 0
+        else:
+            before = self._surprises[near]
+            sign = 1 if residual > 0.0 else -1
+            self._surprises[near] = count = before + sign if before * sign > 0 else sign
+            if abs(count) >= _SURPRISES:
+                self._trust[near] = min(self._trust[near], 1.0)
+            else:
+                residual = most if residual > 0.0 else -most
         logs, ms, trusts = self._log, self._ms, self._trust
-        carried = residual / (_MOST_TRUST + 1.0)
+        carried = residual / (trusts[near] + 1.0)
         for k in range(len(nodes)):
             if k == i and share < 1.0:
                 weight = 1.0 - share
@@ -116,6 +137,6 @@ class LiveCurve:
             logs[k] += residual * weight / (trusts[k] + 1.0)
             ms[k] = exp(logs[k])
             trusts[k] = min(trusts[k] + weight, _MOST_TRUST)
-            if weight > 0.3:
+            if weight >= 0.5:
                 self._seen[k] = step
                 self._carried[k] = 0.0
