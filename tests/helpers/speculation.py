@@ -18,6 +18,7 @@ from tenfold.speculate.base import (
     SpeculationReport,
     Speculator,
 )
+from tenfold.speculate.controller import Controller
 from tenfold.speculate.cost_curve import CostCurve
 
 WRONG = -1
@@ -184,6 +185,27 @@ class Fixed:
         return SpeculationReport(0, 0, (), {})
 
 
+NOTHING = Process((Kind(1.0),))
+SUFFIX_NARROW = Process(
+    (Kind(0.25), Kind(0.35, (0.42, 0.5), 0.6), Kind(0.4, (0.85, 0.88, 0.9), 0.9, 2)), run=2
+)
+SUFFIX_CHAT = Process((Kind(0.4), Kind(0.4, (0.3, 0.35), 0.5), Kind(0.2, (0.75, 0.8), 0.9, 2)), run=2)
+SUFFIX_RANDOM = Process((Kind(0.3), Kind(0.7, (0.01,), 0.5)))
+SUFFIX_LIES = Process((Kind(1.0, (0.02,), 0.95, 3),))
+SUFFIX_BROKEN = Process((Kind(0.25), Kind(0.35, (0.02,), 0.6), Kind(0.4, (0.03,), 0.9, 2)), run=2)
+SUFFIX_COPIES = Process((Kind(0.2, (0.3,), 0.5), Kind(0.8, (0.95,), 0.9, 3)), run=20)
+SUFFIX_BIMODAL = Process((Kind(0.6, (0.02,), 0.5, 1), Kind(0.4, (0.8, 0.85), 0.5, 1)), run=300)
+HEAD_NARROW = Process((Kind(0.3, (0.8,)), Kind(0.7, (0.35, 0.5))))
+HEAD_CHAT = Process((Kind(0.2, (0.7,)), Kind(0.8, (0.2, 0.4))))
+HEAD_RANDOM = Process((Kind(1.0, (0.02,), 0.4),))
+
+RANDOM: Class = [(0, (SUFFIX_RANDOM, HEAD_RANDOM))]
+"""Text that nobody can guess."""
+NARROW: Class = [(0, (SUFFIX_NARROW, HEAD_NARROW))]
+CHAT: Class = [(0, (SUFFIX_CHAT, HEAD_CHAT))]
+HEAD_ONLY: Class = [(0, (NOTHING, HEAD_NARROW))]
+
+
 @dataclass(frozen=True)
 class Scenario:
     """What is played. ``curve`` and ``batch`` are functions of the share of the tokens that is done."""
@@ -193,6 +215,8 @@ class Scenario:
     length: int = 200
     batch: Callable[[float], int] = lambda done: 1
     curve: Callable[[float], Points] = lambda done: FLAT
+    others: Callable[[int], int] = lambda step: 0
+    """Rows of prompts in a step."""
     noise: float = 0.03
     one_row_ms: float = 4.5
     namespaces: int = 1
@@ -246,7 +270,8 @@ def play(scenario: Scenario, speculator: Speculator, clock: Clock, seed: int = 0
             curve = curve_of(points, scenario.one_row_ms)
         began = clock.now
         drafts = speculator.propose(running, 448, [text.left - 1 for text in running])
-        rows = len(running) + sum(map(len, drafts))
+        drafted = sum(map(len, drafts))
+        rows = len(running) + drafted + scenario.others(result.steps)
         step_ms = curve.at(rows) * float(np.exp(scenario.noise * noise.standard_normal()))
         if noise.random() < 0.003:
             step_ms *= 3.0
@@ -269,5 +294,40 @@ def play(scenario: Scenario, speculator: Speculator, clock: Clock, seed: int = 0
         result.steps += 1
         result.ms += (clock.now - began) * 1e3
         result.trace.append((result.tokens, result.ms))
-        result.drafted.append(rows - len(outcomes))
+        result.drafted.append(drafted)
     return result
+
+
+def drafters(clock: Clock) -> tuple[SimDrafter, SimDrafter]:
+    """One that costs 30 microseconds a sequence, and a head that costs 0.2 ms and 0.05 ms a sequence for
+    every token it unrolls: 0.7 and 5.6 percent of a step of one row."""
+    return (
+        SimDrafter("suffix", 0, clock, each_ms=0.03),
+        SimDrafter("head", 1, clock, call_ms=0.2, each_ms=0.05, unrolled=True),
+    )
+
+
+def play_controller(
+    scenario: Scenario, seed: int = 0, start: Points | None = None
+) -> tuple[Played, SpeculationReport]:
+    """Plays with a controller that starts with the scenario's first curve, or a wrong one."""
+    clock = Clock()
+    curve = curve_of(start or scenario.curve(0.0), scenario.one_row_ms)
+    controller = Controller(drafters(clock), curve, max_draft=MAX_DRAFT, clock=clock)
+    return play(scenario, controller, clock, seed), controller.report()
+
+
+def play_plain(scenario: Scenario, seed: int = 0) -> Played:
+    """Plays without drafts."""
+    return play(scenario, Fixed(None, 0), Clock(), seed)
+
+
+def play_fixed(scenario: Scenario, seed: int = 0) -> dict[str, Played]:
+    """Plays with each drafter and several lengths, always the same: what could be chosen in hindsight."""
+    played = {}
+    for index in (0, 1):
+        for k in (1, 2, 3, 4, 6):
+            clock = Clock()
+            drafter = drafters(clock)[index]
+            played[f"{drafter.name} {k}"] = play(scenario, Fixed(drafter, k), clock, seed)
+    return played

@@ -19,7 +19,7 @@ _CLAIM_WEIGHT = 4.0
 _CLAIM_DISCOUNT = 0.8
 # And a cell starts as so many trials of its class.
 _CLASS_WEIGHT = 6.0
-_MOST_TRIALS = 256.0
+_MOST_TRIALS = 128.0
 _CAUTION = 0.5
 """Standard deviations that an estimate is lowered by."""
 

@@ -16,7 +16,8 @@ Step by step:
    draft can pay ("load").
 2. Drafters are asked in the order of their cost, one call each, for the sequences where their gain of late is
    above their cost, and for others as the allowance goes.
-3. A sequence takes the draft with the largest sum of (chance that a token stands - price).
+3. A sequence takes the draft of which some length brings most: chances that its tokens stand, less the
+   rows.
 4. Tokens of all sequences are admitted by falling chance, as many as maximise the objective.
 """
 
@@ -135,7 +136,7 @@ class Controller:
         most = min(rows, len(free) * self._max_draft, _MOST_ROWS)
         added = [ms * rate for ms in curve.beyond(n + self._other_rows, most)]
         price = min([added[k] / k for k in range(1, min(most, self._max_draft) + 1)])
-        best = self._asker.ask(sequences, runs, limits, free, Terms(price, rate, plain_ms))
+        best = self._asker.ask(sequences, runs, limits, free, Terms(added, price, rate, plain_ms))
         counts = admit(best, added)
         if not self._other_rows and not any(counts):
             counts = rows_to_time(best, added, curve, self._timing_ms * rate)

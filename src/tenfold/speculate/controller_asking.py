@@ -37,8 +37,10 @@ class Weighed(NamedTuple):
 class Terms(NamedTuple):
     """What time is worth in a step."""
 
+    added: Sequence[float]
+    """What 0, 1, 2 ... rows more cost, in tokens."""
     price: float
-    """Of a row, in tokens."""
+    """Of a row at its cheapest, in tokens."""
     rate: float
     """Tokens per millisecond."""
     plain_ms: float
@@ -98,7 +100,7 @@ class Asker:
             drafts = source.drafter.propose([sequences[i] for i in asked], lengths)
             profile = [0.0] * length
             for i, most, draft in zip(asked, lengths, drafts, strict=True):
-                found, value = self._weigh(source, runs[i], draft, most, terms.price, profile)
+                found, value = self._weigh(source, runs[i], draft, most, terms, profile)
                 self._learn_gain(source, runs[i], values[i], value)
                 if found is not None and (best[i] is None or value > values[i]):
                     best[i], values[i] = found, value
@@ -139,7 +141,7 @@ class Asker:
         return sorted(asked + left)
 
     def _weigh(
-        self, source: Source, run: Run, draft: Draft, most: int, price: float, profile: list[float]
+        self, source: Source, run: Run, draft: Draft, most: int, terms: Terms, profile: list[float]
     ) -> tuple[Weighed | None, float]:
         """Calibrates a draft of which ``most`` tokens are of use, and keeps it as a shadow: the draft with
         its chances, and its net gain in tokens, which is also added to ``profile`` by position."""
@@ -153,23 +155,28 @@ class Asker:
         low, cell = source.calibration.low, source.calibration.cell
         factor = odds.factor * run.namespace.odds[source.index].factor
         # Beyond that a token will not be verified, so it need not be looked at.
-        least = max(_LEAST_CHANCE, 0.25 * min(price, 1.0))
-        value = 0.0
+        least = max(_LEAST_CHANCE, 0.25 * min(terms.price, 1.0))
+        added = terms.added
+        value = expected = 0.0
+        verified = 0
         chance = claimed = 1.0
         chances: list[float] = []
         cells: list[int] = []
-        for j in range(min(len(tokens), most)):
+        for j in range(min(len(tokens), most, len(added) - 1)):
             c = cell(quality, j, survival[j] / claimed if claimed > 0.0 else 0.0)
             claimed = survival[j]
             p = low[c] * factor
             chance *= p / (1.0 - low[c] + p)
             cells.append(c)
             chances.append(chance)
-            if chance > price:
-                value += chance - price
-                profile[j] += chance - price
+            expected += chance
+            if expected - added[j + 1] > value:
+                value = expected - added[j + 1]
+                verified = j + 1
             elif chance < least:
                 break
+        for j in range(verified):
+            profile[j] += chances[j] - added[verified] / verified
         run.fresh.append(Shadow(source.index, tokens, cells, 0, run.length))
         return Weighed(source.index, tokens, chances), value
 

@@ -14,8 +14,8 @@ _GOOD = 0.5
 
 _SEQUENCE_MEMORY = 12.0
 _SEQUENCE_PRIOR = 2.0
-_NAMESPACE_MEMORY = 96.0
-_NAMESPACE_PRIOR = 8.0
+_NAMESPACE_MEMORY = 64.0
+_NAMESPACE_PRIOR = 4.0
 # Gain (in tokens) that a drafter is thought to bring before it was asked, and for how many asks that counts.
 _FIRST_GAIN = 0.4
 _FIRST_GAIN_WEIGHT = 4.0

@@ -52,8 +52,8 @@ def measure_curve(
     """Times steps of one sequence in the middle of a short text, every row drawn, as a verification is.
 
     Rounds over the row counts until ``budget_s`` is spent (a slow program may not get through one round; it
-    is timed at 1, 4 and 2 rows at least; the largest counts are timed twice), and the lower quartile of each
-    count over the rounds, made monotone: whatever else runs on the machine only adds to a step's time. The
+    is timed at 1, 4 and 2 rows at least; the largest counts are timed twice), and the shortest time of each
+    count, made monotone: whatever else runs on the machine only adds to a step's time. The
     first ``DEPTH`` rows of pages are overwritten: call it before the program serves.
 
     Why one depth: attention adds to every row's cost and to the first's as well, so V(rows), which is all
@@ -86,7 +86,7 @@ def measure_curve(
             if spent and all(times[needed] for needed in counts[:3]):
                 break
     known = sorted(rows for rows in counts if times[rows])
-    quick = [max(float(np.percentile(times[rows], 25)), 1e-6) for rows in known]
+    quick = [max(min(times[rows]), 1e-6) for rows in known]
     return CostCurve(tuple(known), tuple(np.maximum.accumulate(quick).tolist()))
 
 

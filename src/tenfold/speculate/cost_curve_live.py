@@ -12,14 +12,15 @@ _MOST_TRUST = 15.0
 _START_TRUST = 6.0
 # After so many steps unseen, a node goes along with two thirds of what moves the others.
 _FORGETTING_STEPS = 48.0
-# A node that was carried along so far (in log ms) without being seen is to be believed no more.
-_CARRIED_TOO_FAR = 0.05
+# A node that was not seen while others moved so far (in log ms) is to be believed no more.
+_MISSED_TOO_MUCH = 0.08
 _STALE_STEPS = 256
 # A residual is cut at so many times the usual size (which is at least this, in log ms) ...
 _USUAL_TIMES = 4.0
 _LEAST_USUAL = 0.01
 # ... but so many cut on end, to the same side, are no outliers.
 _SURPRISES = 3
+_USUAL_RATE = 0.03
 
 
 class LiveCurve:
@@ -38,7 +39,7 @@ class LiveCurve:
         self._ms = list(curve.ms)
         self._trust = [_START_TRUST] * len(self._rows)
         self._seen = [0] * len(self._rows)
-        self._carried = [0.0] * len(self._rows)
+        self._missed = [0.0] * len(self._rows)
         self._surprises = [0] * len(self._rows)
         self._usual = 0.03
         self._step = 0
@@ -105,7 +106,7 @@ class LiveCurve:
         most = _USUAL_TIMES * self._usual * (1.0 + 6.0 / (self._trust[near] + 1.0))
         # The usual size follows slowly, and no single step may raise it much.
         self._usual = max(
-            _LEAST_USUAL, self._usual + (min(size, _USUAL_TIMES * self._usual) - self._usual) * 0.1
+            _LEAST_USUAL, self._usual + (min(size, _USUAL_TIMES * self._usual) - self._usual) * _USUAL_RATE
         )
         if size <= most:
             self._surprises[near] = 0
@@ -126,17 +127,16 @@ class LiveCurve:
                 weight = share
             else:
                 age = step - self._seen[k]
+                self._missed[k] += carried
+                if trusts[k] > 1.0 and abs(self._missed[k]) > _MISSED_TOO_MUCH:
+                    trusts[k] = 1.0
                 if age > 8:
-                    move = carried * (age / (age + _FORGETTING_STEPS))
-                    logs[k] += move
+                    logs[k] += carried * (age / (age + _FORGETTING_STEPS))
                     ms[k] = exp(logs[k])
-                    self._carried[k] += move
-                    if trusts[k] > 1.0 and abs(self._carried[k]) > _CARRIED_TOO_FAR:
-                        trusts[k] = 1.0
                 continue
             logs[k] += residual * weight / (trusts[k] + 1.0)
             ms[k] = exp(logs[k])
             trusts[k] = min(trusts[k] + weight, _MOST_TRUST)
             if weight >= 0.5:
                 self._seen[k] = step
-                self._carried[k] = 0.0
+                self._missed[k] = 0.0
