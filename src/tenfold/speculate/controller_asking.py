@@ -1,0 +1,223 @@
+"""Asking drafters, and learning from the text how far their drafts come true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tenfold.speculate.acceptance import shifted
+from tenfold.speculate.base import Draft, Drafter, DraftSequence
+from tenfold.speculate.controller_state import Run, Shadow, Source, context_of
+
+# Share of the time of steps that may go into asking a drafter that does not seem to pay.
+_ASKING = 0.0025
+# What is left of it for a drafter that has brought nothing for long, and in how many steps it halves.
+_LEAST_ASKING = 0.001
+_HALVING_STEPS = 1000.0
+# The time, in plain steps, that a drafter is trusted with at the start.
+_TRUST_STEPS = 2.0
+# Gains are estimates: asking must bring so much more than it costs.
+_MARGIN = 1.2
+_GAIN_RATE = 0.08
+# What is known of a sequence fades when a drafter is not asked, in so many steps to a half, after so many.
+_FADING_STEPS = 64.0
+_SOON = 8
+_LEAST_CHANCE = 0.02
+
+
+class Weighed(NamedTuple):
+    """A draft that can be verified."""
+
+    source: int
+    tokens: Sequence[int]
+    chances: list[float]
+    """That the first 1, 2 ... stand, with caution; falls."""
+
+
+class Terms(NamedTuple):
+    """What time is worth in a step."""
+
+    added: Sequence[float]
+    """What 0, 1, 2 ... rows more cost, in tokens."""
+    price: float
+    """Of a row at its cheapest, in tokens."""
+    rate: float
+    """Tokens per millisecond."""
+    plain_ms: float
+    """A step without drafts."""
+
+
+class Asker:
+    """The drafters, with what is known of them."""
+
+    def __init__(
+        self, drafters: Sequence[Drafter], max_draft: int, one_row_ms: float, clock: Callable[[], float]
+    ) -> None:
+        self.sources = [
+            Source(i, drafter, max_draft, _TRUST_STEPS * one_row_ms) for i, drafter in enumerate(drafters)
+        ]
+        self.step = 0
+        self.spent_ms = 0.0
+        """In drafters, in this step."""
+        self._clock = clock
+
+    def begin_step(self) -> None:
+        """Before anything is asked in a step."""
+        self.step += 1
+        self.spent_ms = 0.0
+
+    def grant(self, step_ms: float, sequences: int, most_ms: float) -> None:
+        """A step went by: allowances grow, up to ``most_ms`` or one call."""
+        for source in self.sources:
+            share = _ASKING * 0.5 ** ((self.step - source.paid_step) / _HALVING_STEPS)
+            source.credit_ms = min(
+                source.credit_ms + max(share, _LEAST_ASKING) * step_ms,
+                max(most_ms, source.cost_ms(sequences)),
+            )
+
+    def ask(
+        self,
+        sequences: Sequence[DraftSequence],
+        runs: list[Run],
+        limits: Sequence[int],
+        free: list[int],
+        terms: Terms,
+    ) -> list[Weighed | None]:
+        """The best draft of each sequence, of those that are ``free`` to have one: one call of each drafter
+        at most, cheapest first, so that a costly one is asked where the others found nothing."""
+        best: list[Weighed | None] = [None] * len(runs)
+        values = [0.0] * len(runs)
+        sources = self.sources
+        if len(sources) > 1:
+            sources = sorted(sources, key=lambda source: source.cost_ms(1))
+        for source in sources:
+            asked = self._whom(source, runs, values, free, terms)
+            if not asked:
+                continue
+            length = source.length(terms.rate, terms.plain_ms, len(asked))
+            began = self._clock()
+            lengths = [min(length, limits[i]) for i in asked]
+            drafts = source.drafter.propose([sequences[i] for i in asked], lengths)
+            profile = [0.0] * length
+            for i, most, draft in zip(asked, lengths, drafts, strict=True):
+                found, value = self._weigh(source, runs[i], draft, most, terms, profile)
+                self._learn_gain(source, runs[i], values[i], value)
+                if found is not None and (best[i] is None or value > values[i]):
+                    best[i], values[i] = found, value
+            took = (self._clock() - began) * 1e3
+            self.spent_ms += took
+            source.took(len(asked), length, took)
+            source.learn_profile(profile, len(asked))
+        return best
+
+    def _whom(
+        self, source: Source, runs: list[Run], values: list[float], free: list[int], terms: Terms
+    ) -> list[int]:
+        """The sequences to ask a drafter about."""
+        index = source.index
+        each = _MARGIN * source.each_ms * terms.rate
+        asked: list[int] = []
+        if terms.price < 1.0:
+            surplus = -_MARGIN * source.call_ms * terms.rate
+            for i in free:
+                gain = runs[i].gains[index][context_of(values[i])]
+                if gain > each:
+                    asked.append(i)
+                    surplus += gain - each
+            if surplus <= 0.0:
+                asked = []
+        if len(asked) == len(free):
+            return asked
+        asleep = len(free) - len(asked)
+        if source.credit_ms < source.cost_ms(min(asleep, 4)):
+            return asked
+        left = [i for i in free if i not in asked] if asked else list(free)
+        if source.each_ms > 0.0:
+            paid = int((source.credit_ms - (0.0 if asked else source.call_ms)) / source.each_ms)
+            if paid < asleep:
+                left.sort(key=lambda i: runs[i].asked[index])
+                left = left[:paid]
+        source.credit_ms -= source.cost_ms(len(left)) - (source.call_ms if asked else 0.0)
+        return sorted(asked + left)
+
+    def _weigh(
+        self, source: Source, run: Run, draft: Draft, most: int, terms: Terms, profile: list[float]
+    ) -> tuple[Weighed | None, float]:
+        """Calibrates a draft of which ``most`` tokens are of use, and keeps it as a shadow: the draft with
+        its chances, and its net gain in tokens, which is also added to ``profile`` by position."""
+        odds = run.odds[source.index]
+        gap = self.step - run.asked[source.index]
+        if gap > _SOON:
+            odds.fade(0.5 ** (gap / _FADING_STEPS))
+        tokens, survival, quality = draft
+        if not tokens:
+            return None, 0.0
+        low, cell = source.calibration.low, source.calibration.cell
+        factor = odds.factor * run.namespace.odds[source.index].factor
+        # Beyond that a token will not be verified, so it need not be looked at.
+        least = max(_LEAST_CHANCE, 0.25 * min(terms.price, 1.0))
+        added = terms.added
+        value = expected = 0.0
+        verified = 0
+        chance = claimed = 1.0
+        chances: list[float] = []
+        cells: list[int] = []
+        for j in range(min(len(tokens), most, len(added) - 1)):
+            c = cell(quality, j, survival[j] / claimed if claimed > 0.0 else 0.0)
+            claimed = survival[j]
+            p = low[c] * factor
+            chance *= p / (1.0 - low[c] + p)
+            cells.append(c)
+            chances.append(chance)
+            expected += chance
+            if expected - added[j + 1] > value:
+                value = expected - added[j + 1]
+                verified = j + 1
+            elif chance < least:
+                break
+        for j in range(verified):
+            profile[j] += chances[j] - added[verified] / verified
+        run.fresh.append(Shadow(source.index, tokens, cells, 0, run.length))
+        return Weighed(source.index, tokens, chances), value
+
+    def _learn_gain(self, source: Source, run: Run, before: float, value: float) -> None:
+        """Asking found a draft of this value, where drafters before had found one of value ``before``."""
+        gain = max(0.0, value - before)
+        if gain > 0.0:
+            source.paid_step = self.step
+        context = context_of(before)
+        gains = run.gains[source.index]
+        gap = self.step - run.asked[source.index]
+        gains[context] += (gain - gains[context]) * min(0.5, _GAIN_RATE * gap)
+        run.namespace.learn_gain(source.index, context, gain)
+        run.asked[source.index] = self.step
+
+    def score(self, run: Run, drawn: Sequence[int], index: int) -> None:
+        """Holds drafts against ``drawn``, the tokens from ``index`` on."""
+        fresh, run.fresh = run.fresh, []
+        for k, shadow in enumerate(run.older):
+            if shadow is not None:
+                run.older[k] = self._compare(run, shadow, drawn) if shadow.at == index else None
+        for shadow in fresh:
+            left = self._compare(run, shadow, drawn)
+            # One at a time is followed further, so that a long draft is judged by its start only once.
+            if left is not None and run.older[shadow.source] is None:
+                run.older[shadow.source] = left
+
+    def _compare(self, run: Run, shadow: Shadow, drawn: Sequence[int]) -> Shadow | None:
+        """What is left of the draft to compare; None once it failed or came true to its end."""
+        source, tokens, cells, position, at = shadow
+        calibration = self.sources[source].calibration
+        namespace, odds = run.namespace.odds[source], run.odds[source]
+        for token in drawn:
+            cell = cells[position]
+            stood = tokens[position] == token
+            mean = calibration.mean[cell]
+            here = shifted(mean, namespace.factor)
+            odds.add(here, stood)
+            namespace.add(mean, stood)
+            calibration.add(cell, stood)
+            position += 1
+            if not stood or position == len(cells):
+                return None
+        return Shadow(source, tokens, cells, position, at + len(drawn)) if drawn else None

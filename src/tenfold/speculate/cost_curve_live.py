@@ -1,0 +1,142 @@
+"""A cost curve that is kept true by the steps themselves."""
+
+from __future__ import annotations
+
+from math import exp, log
+
+from tenfold.speculate.cost_curve import CostCurve
+
+# A node follows what is seen with a gain of 1 / (trust + 1), and trust ends here: about 16 steps back.
+_MOST_TRUST = 15.0
+# What the start-up measurement counts for.
+_START_TRUST = 6.0
+# After so many steps unseen, a node goes along with two thirds of what moves the others.
+_FORGETTING_STEPS = 48.0
+# A node that was not seen while others moved so far (in log ms) is to be believed no more.
+_MISSED_TOO_MUCH = 0.08
+_STALE_STEPS = 256
+# A residual is cut at so many times the usual size (which is at least this, in log ms) ...
+_USUAL_TIMES = 4.0
+_LEAST_USUAL = 0.01
+# ... but so many cut on end, to the same side, are no outliers.
+_SURPRISES = 3
+_USUAL_RATE = 0.03
+
+
+class LiveCurve:
+    """Log time at the curve's row counts ("nodes"), corrected by every step.
+
+    What a step took beyond its estimate moves the two nodes around its rows, by a decayed mean. It moves
+    nodes that have not been seen for long as well, because what changes mostly changes all (a busy machine,
+    deeper contexts); nodes seen lately know better. A residual is cut at four times the usual one, so an
+    outlier does little; less so where a node is trusted little, and no more at the third in a row, so a real
+    change comes through in a few steps.
+    """
+
+    def __init__(self, curve: CostCurve) -> None:
+        self._rows = list(curve.rows)
+        self._log = [log(ms) for ms in curve.ms]
+        self._ms = list(curve.ms)
+        self._trust = [_START_TRUST] * len(self._rows)
+        self._seen = [0] * len(self._rows)
+        self._missed = [0.0] * len(self._rows)
+        self._surprises = [0] * len(self._rows)
+        self._usual = 0.03
+        self._step = 0
+        # For each number of rows: the node below and the share of the one above.
+        self._below: list[int] = [0]
+        self._share: list[float] = [0.0]
+        for i in range(len(self._rows) - 1):
+            first, last = self._rows[i], self._rows[i + 1]
+            self._below += [i] * (last - first)
+            self._share += [(r - first) / (last - first) for r in range(first, last)]
+
+    def at(self, rows: int) -> float:
+        """Milliseconds of a step of so many rows (1 or more)."""
+        ms = self._ms
+        if rows < len(self._below):
+            i = self._below[rows]
+            return ms[i] + (ms[i + 1] - ms[i]) * self._share[rows]
+        slope = (ms[-1] - ms[-2]) / (self._rows[-1] - self._rows[-2])
+        return ms[-1] + max(slope, 0.0) * (rows - self._rows[-1])
+
+    def _around(self, rows: int) -> tuple[int, float]:
+        """The node below, and the share of the one above; beyond the last one, all of the last one."""
+        if rows < len(self._below):
+            return self._below[rows], self._share[rows]
+        return len(self._rows) - 2, 1.0
+
+    def beyond(self, rows: int, most: int) -> list[float]:
+        """Milliseconds that 0, 1 ... ``most`` rows more add to a step of ``rows``; does not fall."""
+        first = most_yet = self.at(rows)
+        added = [0.0]
+        for r in range(rows + 1, rows + most + 1):
+            most_yet = max(most_yet, self.at(r))
+            added.append(most_yet - first)
+        return added
+
+    def stale_between(self, rows: int, most: int) -> int | None:
+        """The row count above ``rows`` and up to ``most`` that has not been seen for longest; None if all of
+        them are fresh."""
+        oldest, found = self._step - _STALE_STEPS, None
+        for i, r in enumerate(self._rows):
+            if rows < r <= most:
+                seen = self._seen[i] if self._trust[i] > 2 else self._seen[i] - _STALE_STEPS // 2
+                if seen < oldest:
+                    oldest, found = seen, r
+        return found
+
+    def doubtful(self, rows: int) -> bool:
+        """Whether what a step of so many rows takes has become a guess: unseen while others moved."""
+        i, share = self._around(rows)
+        near = i + 1 if share > 0.5 else i
+        age = self._step - self._seen[near]
+        return age > 2 * _STALE_STEPS or (age > 16 and self._trust[near] < 3)
+
+    def observe(self, rows: int, step_ms: float) -> None:
+        """A step of ``rows`` rows took ``step_ms``. Steps far beyond the curve (long prompts) say nothing."""
+        nodes = self._rows
+        if rows > 2 * nodes[-1] or rows < 1 or not step_ms > 0:
+            return
+        self._step = step = self._step + 1
+        i, share = self._around(rows)
+        near = i + 1 if share > 0.5 else i
+        residual = log(step_ms / self.at(rows))
+        size = abs(residual)
+        most = _USUAL_TIMES * self._usual * (1.0 + 6.0 / (self._trust[near] + 1.0))
+        # The usual size follows slowly, and no single step may raise it much.
+        self._usual = max(
+            _LEAST_USUAL, self._usual + (min(size, _USUAL_TIMES * self._usual) - self._usual) * _USUAL_RATE
+        )
+        if size <= most:
+            self._surprises[near] = 0
+        else:
+            before = self._surprises[near]
+            sign = 1 if residual > 0.0 else -1
+            self._surprises[near] = count = before + sign if before * sign > 0 else sign
+            if abs(count) >= _SURPRISES:
+                self._trust[near] = min(self._trust[near], 1.0)
+            else:
+                residual = most if residual > 0.0 else -most
+        logs, ms, trusts = self._log, self._ms, self._trust
+        carried = residual / (trusts[near] + 1.0)
+        for k in range(len(nodes)):
+            if k == i and share < 1.0:
+                weight = 1.0 - share
+            elif k == i + 1 and share > 0.0:
+                weight = share
+            else:
+                age = step - self._seen[k]
+                self._missed[k] += carried
+                if trusts[k] > 1.0 and abs(self._missed[k]) > _MISSED_TOO_MUCH:
+                    trusts[k] = 1.0
+                if age > 8:
+                    logs[k] += carried * (age / (age + _FORGETTING_STEPS))
+                    ms[k] = exp(logs[k])
+                continue
+            logs[k] += residual * weight / (trusts[k] + 1.0)
+            ms[k] = exp(logs[k])
+            trusts[k] = min(trusts[k] + weight, _MOST_TRUST)
+            if weight >= 0.5:
+                self._seen[k] = step
+                self._missed[k] = 0.0
