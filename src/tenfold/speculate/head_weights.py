@@ -1,0 +1,76 @@
+"""A head's weights before, in and after training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from tenfold.backends.torch.functions import Tensor
+from tenfold.formats.matrix import Format, Layout
+from tenfold.formats.rounding import quantize
+from tenfold.graph.recurrent import RecurrentGraph
+from tenfold.models.recurrent_head import FUSE, FUSE_BIAS, OUTPUT, OUTPUT_NORM, HeadConfig
+from tenfold.speculate.head_data import HeadData, Indices
+
+_GROUP = 32
+_MOST_ROWS = 20_000
+
+
+class Standard(NamedTuple):
+    """How features are brought to mean 0 and deviation 1 in training. ``fold`` moves it into the weights."""
+
+    mean: Tensor
+    """``[feature_width]``"""
+    deviation: Tensor
+    """``[feature_width]``, positive."""
+
+    def apply(self, features: Tensor) -> Tensor:
+        """``[n, feature_width]``"""
+        return (features - self.mean) / self.deviation
+
+    def fold(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights for features as they are, from weights for standardised ones."""
+        fuse = weights[FUSE].detach() / self.deviation
+        bias = weights[FUSE_BIAS].detach() - fuse @ self.mean
+        return {**{name: w.detach() for name, w in weights.items()}, FUSE: fuse, FUSE_BIAS: bias}
+
+
+def standard_of(data: HeadData) -> Standard:
+    """The statistics of evenly chosen anchors' features."""
+    step = max(1, len(data.anchors) // _MOST_ROWS)
+    features = data.features(data.anchors[::step]).double()
+    deviation = features.std(dim=0, correction=0)
+    # A feature that is always the same says nothing, whatever it is divided by.
+    deviation = torch.where(deviation > 1e-6 * deviation.max(), deviation, deviation.max().clamp(min=1e-6))
+    return Standard(features.mean(dim=0).float(), deviation.float())
+
+
+def initial_weights(
+    graph: RecurrentGraph, config: HeadConfig, data: HeadData, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """What is trained, to start from: random maps that keep activations of order one, and an output norm that
+    gives states of the target's size."""
+    weights: dict[str, Tensor] = {}
+    for name, spec in {**graph.first.weights, **graph.next.weights}.items():
+        if name in (config.embedding, OUTPUT):
+            continue
+        if len(spec.shape) == 2:
+            weights[name] = torch.randn(spec.shape, generator=generator) * spec.shape[1] ** -0.5
+        else:
+            weights[name] = torch.zeros(spec.shape) if name == FUSE_BIAS else torch.ones(spec.shape)
+    anchors: Indices = data.anchors[:: max(1, len(data.anchors) // _MOST_ROWS)]
+    weights[OUTPUT_NORM] = data.final_states(anchors).square().mean(dim=0).sqrt()
+    return weights
+
+
+def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights as they are served: matrices of whole groups rounded to q8."""
+    layout = Layout(Format.Q8, group=_GROUP)
+    return {
+        name: torch.from_numpy(quantize(w.numpy(), layout).dequantize())
+        if w.dim() == 2 and w.shape[1] % _GROUP == 0
+        else w
+        for name, w in weights.items()
+    }
