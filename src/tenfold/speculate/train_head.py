@@ -23,7 +23,7 @@ import torch
 from tenfold.backends.torch.differentiable import execute
 from tenfold.backends.torch.functions import Tensor
 from tenfold.graph.ops import AnyOp, Gate
-from tenfold.models.recurrent_head import OUTPUT, HeadConfig, recurrent_head
+from tenfold.models.recurrent_head import OUTPUT, OUTPUT_NORM, HeadConfig, recurrent_head
 from tenfold.speculate.draft_vocab import choose_tokens, coverage
 from tenfold.speculate.features import FeatureSet, distinct_share
 from tenfold.speculate.head_data import HeadData, Indices, capped, log_normalisers
@@ -118,9 +118,7 @@ class _Training:
             softcap=target.softcap,
         )
         self.graph = recurrent_head(self.config)
-        self.normed = next(
-            op.inputs[0] for op in self.graph.next.ops if OUTPUT in {w.name for w in op.weights}
-        )
+        self.normed = OUTPUT_NORM.removesuffix(".weight")
         self.standard: Standard = standard_of(self.data)
         rows = target.rows(target.output, self.token_ids)
         self.rows = torch.from_numpy(rows)
@@ -363,5 +361,5 @@ def _check_sources(train: FeatureSet, validation: FeatureSet, target: TargetMode
     check_fingerprint(train.source.target, target.fingerprint(), str(train.folder))
     if train.source.taps != target.taps():
         raise ValueError(
-            f"{train.folder}: features of {train.source.taps}, this target's are {target.taps()}; make them anew"
+            f"{train.folder}: features of {train.source.taps}, not {target.taps()}; make them anew"
         )
