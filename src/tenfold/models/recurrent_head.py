@@ -28,9 +28,6 @@ OUTPUT_NORM = "drafter.output_norm.weight"
 OUTPUT = "drafter.output.weight"
 """The output rows: ``[vocab_size, state_width]``."""
 
-_ANY_CONTEXT = 2**31 - 1
-"""The head knows no positions, so no context is too long for it."""
-
 
 class HeadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sizes of a head and what it takes over from its target."""
@@ -86,5 +83,5 @@ def _graph(config: HeadConfig, *, first: bool) -> tuple[Graph, str]:
     logits = b.linear(b.rms_norm(b.select_rows(state), OUTPUT_NORM, config.eps), OUTPUT, config.vocab_size)
     if config.softcap:
         b.softcap(logits, config.softcap)
-    graph = b.build(hidden_size=width, vocab_size=config.vocab_size, max_context=_ANY_CONTEXT)
+    graph = b.build(hidden_size=width, vocab_size=config.vocab_size, max_context=1)
     return graph, state

@@ -27,7 +27,7 @@ class HeadData:
     """Anchors of a set's answers. An anchor is a row, that is a token that was drawn and the features that
     led to it; a head drafts the rows after it.
 
-    ``tokens``, ``slots`` and ``sampled`` are by row of the folder: the token, its place among the drafter's
+    ``tokens``, ``slots`` and ``sampled`` are by row of the features: the token, its place among the drafter's
     output rows (-1: none), and whether it was drawn at a temperature above 0.
     """
 
@@ -69,23 +69,13 @@ def log_normalisers(
     progress: Callable[[float], object] = lambda share: None,
 ) -> Tensor:
     """For every row of the answers, the logarithm of the sum of ``exp(logit / temperature)`` over the whole
-    vocabulary: ``[rows of the folder]`` float32, NaN for rows of other answers.
-
-    Kept in the folder, so that the next training of the same answers need not compute them again.
-    """
-    path = answers.folder / f"normalisers-{temperature:g}.f32"
+    vocabulary: ``[rows of the features]`` float32, NaN for rows of other answers."""
     known = np.full(len(answers.features), np.nan, dtype=np.float32)
-    if path.exists():
-        kept = np.fromfile(path, dtype=np.float32)[: len(known)]
-        known[: len(kept)] = kept
     wanted = [
         np.arange(start, start + len(answer.tokens))
         for answer, start in zip(answers.answers, answers.starts, strict=True)
     ]
     rows = np.concatenate([np.empty(0, np.int64), *wanted])
-    rows = rows[np.isnan(known[rows])]
-    if len(rows) == 0:
-        return torch.from_numpy(known)
     name, hidden = target.output, target.graph.hidden_size
     matrix = torch.from_numpy(target.rows(name, range(target.graph.vocab_size))).to(torch.bfloat16)
     with torch.inference_mode():
@@ -95,7 +85,6 @@ def log_normalisers(
             logits = capped(torch.nn.functional.linear(states, matrix).float(), target.softcap)
             known[part] = torch.logsumexp(logits.div_(temperature), dim=1).numpy()
             progress((first + len(part)) / len(rows))
-    known.tofile(path)
     return torch.from_numpy(known)
 
 

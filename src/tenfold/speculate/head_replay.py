@@ -53,7 +53,10 @@ class HeadReplay:
 
     def run(self, graph: RecurrentGraph, weights: Mapping[str, Tensor], autocast: bool = True) -> Replay:
         """Replays with a head whose ``first`` reads features as they are in the set."""
-        agreed = self.agreements(graph, weights, autocast)
+        return self.walk(self.agreements(graph, weights, autocast))
+
+    def walk(self, agreed: npt.NDArray[np.int64]) -> Replay:
+        """What drafts would have done of which so many tokens stand, by anchor."""
         lengths = range(1, self._length + 1)
         committed = 0
         steps = [0] * len(lengths)

@@ -101,10 +101,7 @@ class _Training:
         self.replay = HeadReplay(validation, self.token_ids, hidden, settings.unroll, costs)
         self.coverage = coverage((a.tokens for a in validation.answers), self.token_ids)
         self.validation_tokens = validation.token_count
-        self.softcap = target.softcap
-        self.normalisers = log_normalisers(
-            self.train, target, settings.temperature, lambda share: self._tell("normalisers", share)
-        )
+        self.target = target
         table = target.rows(target.embedding, range(target.graph.vocab_size))
         self.table = torch.from_numpy(table).to(torch.bfloat16)
         self.config = HeadConfig(
@@ -142,8 +139,14 @@ class _Training:
         self.signature = self._signature(validation)
 
     def run(self) -> TrainedHead:
-        self._resume()
         self.began = time.monotonic()
+        if not self._resume():
+            self.normalisers = log_normalisers(
+                self.train,
+                self.target,
+                self.settings.temperature,
+                lambda share: self._tell("normalisers", share),
+            )
         ended: Literal["epochs", "time", "no better", "interrupted"] = "epochs"
         try:
             while len(self.results) < self.settings.epochs:
@@ -201,7 +204,7 @@ class _Training:
         torch.nn.utils.clip_grad_norm_(self.trained.values(), settings.clip)
         self.optimizer.step()
         self.updates += 1
-        return float(loss)
+        return float(loss.detach())
 
     def _loss(self, chosen: Indices, generator: torch.Generator, *, late: bool) -> Tensor:
         settings, data = self.settings, self.data
@@ -249,7 +252,7 @@ class _Training:
         """The target's log-probabilities of the drafter's tokens where it was in these final states."""
         with torch.no_grad():
             logits = torch.nn.functional.linear(states.to(torch.bfloat16), self.rows_bf16).float()
-            logits = capped(logits, self.softcap).div_(self.settings.temperature)
+            logits = capped(logits, self.target.softcap).div_(self.settings.temperature)
             return logits.sub_(self.normalisers[rows][:, None])
 
     def _served(self) -> dict[str, Tensor]:
@@ -281,8 +284,7 @@ class _Training:
             self.costs,
             self.source,
             self.token_ids,
-            self.train.starts,
-            validation.starts,
+            *((part.starts, part.answers) for part in (self.train, validation)),
         )
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
@@ -297,16 +299,18 @@ class _Training:
                 "updates": self.updates,
                 "seconds": self._seconds(),
                 "results": msgspec.json.encode(self.results).decode(),
+                "normalisers": self.normalisers,
                 "best": {name: w for name, w in self.best.items() if name != OUTPUT},
             },
             part,
         )
         part.replace(self.work / _STATE)
 
-    def _resume(self) -> None:
+    def _resume(self) -> bool:
+        """Takes up an earlier sitting's training, if there is one."""
         path = self.work / _STATE
         if not path.exists():
-            return
+            return False
         try:
             state = torch.load(path, weights_only=True)
         except Exception as error:  # whatever a damaged file makes of the unpickler
@@ -323,6 +327,8 @@ class _Training:
         self.before = state["seconds"]
         self.results = msgspec.json.decode(state["results"], type=list[EpochResult])
         self.best = {**state["best"], OUTPUT: self.rows}
+        self.normalisers = state["normalisers"]
+        return True
 
     def _result(self, ended: Literal["epochs", "time", "no better", "interrupted"]) -> TrainedHead:
         seconds = self._seconds()
