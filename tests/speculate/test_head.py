@@ -1,4 +1,4 @@
-"""The head as a drafter: one call for all, the noise of the right position, and nothing where it knows nothing."""
+"""The head as a drafter: one call for all, the right noise, and nothing where it knows nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training: a head learns what is there to be learnt, may be stopped at any time, and tells how good it is."""
+"""Training: a head learns what can be learnt, may be stopped at any time, and tells how good it is."""
 
 from __future__ import annotations
 
