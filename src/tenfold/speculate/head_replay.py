@@ -35,14 +35,14 @@ class HeadReplay:
         costs: CostCurve,
         most_tokens: int = 8192,
     ) -> None:
-        """Takes whole answers until they have ``most_tokens``; ``length`` is the longest draft.
+        """Takes every so many-th answer, for about ``most_tokens``; ``length`` is the longest draft.
 
         Raises ValueError for a cost curve that is shorter than a draft, or answers without an anchor.
         """
         if len(costs.verify) <= length:
             raise ValueError(f"the cost curve has {len(costs.verify)} entries; drafts of {length} need more")
-        ends = np.cumsum([len(answer.tokens) for answer in answers.answers])
-        self._answers = answers.select(range(int(np.searchsorted(ends, most_tokens)) + 1)[: len(ends)])
+        step = max(1, round(answers.token_count / most_tokens))
+        self._answers = answers.select(range(0, len(answers.answers), step))
         self._data = HeadData(self._answers, token_ids, hidden)
         if len(self._data.anchors) == 0:
             raise ValueError("there is no answer of two tokens to replay")
@@ -51,9 +51,9 @@ class HeadReplay:
         self._ids = np.asarray(token_ids, dtype=np.int64)
         self._noise = self._draw_noise()
 
-    def run(self, graph: RecurrentGraph, weights: Mapping[str, Tensor], autocast: bool = True) -> Replay:
+    def run(self, graph: RecurrentGraph, weights: Mapping[str, Tensor]) -> Replay:
         """Replays with a head whose ``first`` reads features as they are in the set."""
-        return self.walk(self.agreements(graph, weights, autocast))
+        return self.walk(self.agreements(graph, weights))
 
     def walk(self, agreed: npt.NDArray[np.int64]) -> Replay:
         """What drafts would have done of which so many tokens stand, by anchor."""
@@ -80,15 +80,13 @@ class HeadReplay:
             speed=tuple(committed / c for c in cost),
         )
 
-    def agreements(
-        self, graph: RecurrentGraph, weights: Mapping[str, Tensor], autocast: bool
-    ) -> npt.NDArray[np.int64]:
+    def agreements(self, graph: RecurrentGraph, weights: Mapping[str, Tensor]) -> npt.NDArray[np.int64]:
         """For each anchor, how many of a draft's tokens would stand."""
         parts = []
         for first in range(0, len(self._data.anchors), _BATCH):
             rows = self._data.anchors[first : first + _BATCH]
             left = self._data.left[first : first + _BATCH]
-            with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
                 parts.append(self._unroll(graph, weights, rows, left))
         return np.concatenate(parts)
 

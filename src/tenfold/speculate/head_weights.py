@@ -16,6 +16,9 @@ from tenfold.speculate.head_data import HeadData, Indices
 
 _GROUP = 32
 _MOST_ROWS = 20_000
+_CALM = 0.3
+"""How large a random state is made before it meets the output rows, beside the target's states: as large as
+those, it would be sure of the wrong tokens (a first epoch's loss of 10.6 instead of 6.0 on 40,000 tokens)."""
 
 
 class Standard(NamedTuple):
@@ -50,8 +53,8 @@ def standard_of(data: HeadData) -> Standard:
 def initial_weights(
     graph: RecurrentGraph, config: HeadConfig, data: HeadData, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """What is trained, to start from: random maps that keep activations of order one, and an output norm that
-    gives states of the target's size."""
+    """What is trained, to start from: random maps that keep activations of order one, and an output norm by
+    the target's states."""
     weights: dict[str, Tensor] = {}
     for name, spec in {**graph.first.weights, **graph.next.weights}.items():
         if name in (config.embedding, OUTPUT):
@@ -61,7 +64,7 @@ def initial_weights(
         else:
             weights[name] = torch.zeros(spec.shape) if name == FUSE_BIAS else torch.ones(spec.shape)
     anchors: Indices = data.anchors[:: max(1, len(data.anchors) // _MOST_ROWS)]
-    weights[OUTPUT_NORM] = data.final_states(anchors).square().mean(dim=0).sqrt()
+    weights[OUTPUT_NORM] = _CALM * data.final_states(anchors).square().mean(dim=0).sqrt()
     return weights
 
 
