@@ -24,6 +24,8 @@ from tenfold.models.blocks import gated_mlp
 
 FUSE = "drafter.fuse.weight"
 FUSE_BIAS = "drafter.fuse.bias"
+UPDATE_VALUE = "drafter.update_value.weight"
+MLP_DOWN = "drafter.mlp.down_proj.weight"
 OUTPUT_NORM = "drafter.output_norm.weight"
 OUTPUT = "drafter.output.weight"
 """The output rows: ``[vocab_size, state_width]``."""
@@ -74,7 +76,7 @@ def _graph(config: HeadConfig, *, first: bool) -> tuple[Graph, str]:
     x = b.concat(b.rms_norm(state, "drafter.state_norm.weight", config.eps), token)
     update = b.gate(
         b.linear(x, "drafter.update_gate.weight", width),
-        b.linear(x, "drafter.update_value.weight", width),
+        b.linear(x, UPDATE_VALUE, width),
         "silu",
     )
     state = b.add(state, update)

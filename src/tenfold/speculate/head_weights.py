@@ -11,14 +11,22 @@ from tenfold.backends.torch.functions import Tensor
 from tenfold.formats.matrix import Format, Layout
 from tenfold.formats.rounding import quantize
 from tenfold.graph.recurrent import RecurrentGraph
-from tenfold.models.recurrent_head import FUSE, FUSE_BIAS, OUTPUT, OUTPUT_NORM, HeadConfig
+from tenfold.models.recurrent_head import (
+    FUSE,
+    FUSE_BIAS,
+    MLP_DOWN,
+    OUTPUT,
+    OUTPUT_NORM,
+    UPDATE_VALUE,
+    HeadConfig,
+)
 from tenfold.speculate.head_data import HeadData, Indices
 
 _GROUP = 32
 _MOST_ROWS = 20_000
 _CALM = 0.3
-"""How large a random state is made before it meets the output rows, beside the target's states: as large as
-those, it would be sure of the wrong tokens (a first epoch's loss of 10.6 instead of 6.0 on 40,000 tokens)."""
+"""How large a state is at first as the output rows see it, beside the target's: as large as that, it would be
+sure of the wrong tokens."""
 
 
 class Standard(NamedTuple):
@@ -53,8 +61,12 @@ def standard_of(data: HeadData) -> Standard:
 def initial_weights(
     graph: RecurrentGraph, config: HeadConfig, data: HeadData, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """What is trained, to start from: random maps that keep activations of order one, and an output norm by
-    the target's states."""
+    """What is trained, to start from: random maps, of which what changes the state is small, and a state that
+    is the target's final one, which has most to say.
+
+    Measured on 40,000 tokens of one kind of traffic, six epochs, first drafts accepted on held-out answers:
+    all maps random 0.45 greedy and 0.40 sampled, with `_CALM` 0.46 and 0.41, with all of this 0.50 and 0.43.
+    """
     weights: dict[str, Tensor] = {}
     for name, spec in {**graph.first.weights, **graph.next.weights}.items():
         if name in (config.embedding, OUTPUT):
@@ -63,6 +75,10 @@ def initial_weights(
             weights[name] = torch.randn(spec.shape, generator=generator) * spec.shape[1] ** -0.5
         else:
             weights[name] = torch.zeros(spec.shape) if name == FUSE_BIAS else torch.ones(spec.shape)
+    weights[FUSE] *= 0.3
+    weights[FUSE][:, -config.state_width :] = torch.eye(config.state_width)
+    weights[UPDATE_VALUE] *= 0.5
+    weights[MLP_DOWN] *= 0.2
     anchors: Indices = data.anchors[:: max(1, len(data.anchors) // _MOST_ROWS)]
     weights[OUTPUT_NORM] = _CALM * data.final_states(anchors).square().mean(dim=0).sqrt()
     return weights
