@@ -101,11 +101,24 @@ class Outcome(NamedTuple):
 
 
 class Speculator(Protocol):
-    """Decides what to verify. One thread calls all methods, in the order of the steps."""
+    """Decides what to verify. One thread calls all methods, in the order of the steps.
 
-    def begin(self, sequence: DraftSequence) -> None: ...
+    Whatever it raises is caught: the engine drops the drafts of that step, counts the fault and goes on.
+    """
 
-    def end(self, sequence: DraftSequence, learn: bool) -> None: ...
+    @property
+    def wants_features(self) -> bool:
+        """Whether sequences shall have ``features``; the same for good."""
+        ...
+
+    def begin(self, sequence: DraftSequence) -> None:
+        """Before `propose` is asked about the sequence for the first time. One that ends with its first token
+        has no beginning and no end here."""
+        ...
+
+    def end(self, sequence: DraftSequence, learn: bool) -> None:
+        """The sequence leaves, after its last step was observed; see `Drafter.end`."""
+        ...
 
     def propose(
         self, sequences: Sequence[DraftSequence], rows: int, limits: Sequence[int]
@@ -114,12 +127,16 @@ class Speculator(Protocol):
 
         ``rows``: rows that the step may have in all beyond one a sequence. ``limits``: the most draft tokens
         that each sequence has use for (what it may still generate, less one).
+
+        A draft is cut before a token that would end the sequence (the row before it draws that anyway) and
+        before a number that is no token (so -1 may fill up), to its limit, and where rows or free KV pages
+        run out: `observe` tells what was left.
         """
         ...
 
     def observe(self, outcomes: Sequence[Outcome], rows: int, step_ms: float) -> None:
         """After a step: outcomes of all sequences that `propose` was asked about, the step's rows (prefill
-        included) and how long it took."""
+        included) and how long the program took for it. A step that failed is not observed."""
         ...
 
     def report(self) -> SpeculationReport:
