@@ -93,7 +93,7 @@ def open_sides(config: ServeConfig, settings: ReplaySettings) -> Iterator[Sides]
         info = plain.program.info
         speculative = build_target(
             msgspec.structs.replace(engine_settings, kv_memory_bytes=info.kv_pages * info.page_bytes),
-            drafter_taps if settings.drafter is not None else lambda graph: (),
+            drafter_taps if settings.drafter is not None else lambda *model: (),
             recorder,
         )
         try:

@@ -136,6 +136,8 @@ class AnswerStore:
         head = self._lines.readline()
         end = len(head)
         content = _checked(head)
+        if content is None and head.endswith(b"\n"):
+            raise ValueError(f"{self._folder / ANSWERS} is no store of answers; use another folder")
         if content is None:  # new, or it was never begun
             self._lines.truncate(0)
             self._features.truncate(0)

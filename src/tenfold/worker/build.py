@@ -51,7 +51,7 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
 
 def build_target(
     settings: EngineSettings,
-    taps: Callable[[Graph], tuple[str, ...]] = lambda graph: (),
+    taps: Callable[[Graph, Checkpoint], tuple[str, ...]] = lambda *model: (),
     speculator: Callable[[Program, Graph, Checkpoint], Speculator | None] = lambda *model: None,
 ) -> Target:
     """`build_engine` with a speculator: ``taps`` says what its program shall hand back, ``speculator`` makes
@@ -67,7 +67,7 @@ def build_target(
             graph.max_context,
             settings.max_running,
         )
-        tapped = taps(graph)
+        tapped = taps(graph, checkpoint)
         program = NativeBackend().compile(
             graph,
             checkpoint,
