@@ -66,7 +66,7 @@ class Speculating(FakeEngine):
                 (more,) = [self._advance(*self._running[chunk.id])]
                 chunks[i] = chunk = Chunk(id=chunk.id, tokens=chunk.tokens + more.tokens, finish=more.finish)
             if chunk.id in self.begun:
-                outcome = Outcome(SimpleNamespace(id=chunk.id), 3, len(chunk.tokens) - 1, chunk.tokens)  # type: ignore[arg-type]
+                outcome = Outcome(SimpleNamespace(id=chunk.id), 3, len(chunk.tokens) - 1, chunk.tokens)
                 self.recorder.observe([outcome], 4, 1.0)
             self.begun.add(chunk.id)
             if chunk.id in self.wrong:

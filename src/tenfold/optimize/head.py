@@ -46,7 +46,6 @@ def make_head(
     try:
         target = TargetModel(build_graph(checkpoint.config), checkpoint)
         source = FeatureSource(target=target.fingerprint(), taps=taps, width=features.shape[1])
-        parts = [_feature_set(work, source, features, part) for part in (training, validation)]
         own = work / _name(training, validation)
         own.mkdir(parents=True, exist_ok=True)
         with tqdm(
@@ -60,7 +59,8 @@ def make_head(
                 bar.update(100 * news.share - bar.n)
 
             head = train_head(
-                *parts,
+                _feature_set(work, source, features, training),
+                _feature_set(work, source, features, validation),
                 target,
                 HeadSettings(threads=threads),
                 _costs(own / COSTS, verify),
