@@ -1,12 +1,12 @@
-"""Agent-like traffic from tau-bench's recorded airline conversations, for `tenfold train-drafter` and `replay`.
+"""Agent-like traffic of tau-bench's airline conversations, for `tenfold train-drafter` and `tenfold replay`.
 
     python benchmarks/agent_traffic.py --data TAU_BENCH_FOLDER -o agent.jsonl
     cat traffic.jsonl agent.jsonl > mixed.jsonl
 
-Every turn of the agent is a request with all that was said before it; what the recorded agent (GPT-4o) said is
-its `answer`. Tool calls stand as JSON in the agent's text, their results as the user's messages, for tools are
-not supported yet. Requests whose conversation has grown beyond --most characters are left out. The data:
-https://github.com/sierra-research/tau-bench (MIT licence), file historical_trajectories/gpt-4o-airline.json.
+Every turn of the agent is a request with all that was said before it; what the recorded agent (GPT-4o) said
+is its `answer`. Tool calls stand as JSON in the agent's text, their results as the user's messages, for tools
+are not supported yet. Requests whose conversation has grown beyond --most characters are left out. The data:
+github.com/sierra-research/tau-bench (MIT licence), historical_trajectories/gpt-4o-airline.json.
 """
 
 from __future__ import annotations

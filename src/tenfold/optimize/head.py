@@ -59,8 +59,8 @@ def make_head(
                 bar.update(100 * news.share - bar.n)
 
             head = train_head(
-                _feature_set(work, source, features, training),
-                _feature_set(work, source, features, validation),
+                _feature_set(own, source, features, training),
+                _feature_set(own, source, features, validation),
                 target,
                 HeadSettings(threads=threads),
                 _costs(own / COSTS, verify),
@@ -95,7 +95,8 @@ def _feature_set(
 
 
 def _name(training: Sequence[Answered], validation: Sequence[Answered]) -> str:
-    keys = [[one.answer.key for one in part] for part in (training, validation)]
+    # With their rows: what is kept for a row of the store must be of that row's answer.
+    keys = [[(one.answer.key, one.answer.first_row) for one in part] for part in (training, validation)]
     return "head-" + hashlib.blake2b(msgspec.json.encode(keys), digest_size=6).hexdigest()
 
 
