@@ -247,6 +247,7 @@ def test_the_report_says_all_to_people_and_to_machines() -> None:
         threads=2,
         isa="avx2",
         left_out=3,
+        faults=2,
         forecast={"a": 1.9, "overall": 1.8},
     )
     text = told.text()
@@ -265,6 +266,7 @@ def test_the_report_says_all_to_people_and_to_machines() -> None:
         "suffix 75% (33% stood), head 25% (50% stood)",
         "load 40.",
         "3 requests were left out",
+        "failed 2 times",
         "go in circles",
         "overall",
     ):

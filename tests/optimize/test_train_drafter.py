@@ -92,4 +92,4 @@ def test_faults_in_the_traffic_are_told_before_anything_slow(tmp_path: Path) -> 
     )
     assert result.exit_code == 1
     assert "line 1: unknown field speed" in result.output
-    assert not (tmp_path / "d").exists() or not list((tmp_path / "d").iterdir())
+    assert not (tmp_path / "d").exists()

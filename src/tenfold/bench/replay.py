@@ -82,6 +82,11 @@ class Side:
         self._text = text
         self._streams = streams
 
+    def faults(self) -> int:
+        """Calls of the speculator that failed, so that nothing was drafted."""
+        counts = self._engine.load().speculation
+        return 0 if counts is None else counts.faults
+
     def run(self, jobs: Sequence[Job]) -> tuple[float, dict[str, Done]]:
         """Seconds for all, and what became of each by its id. Raises EngineFault."""
         done = {one.job.id: one for one in run_jobs(self._engine, self._text, jobs, self._streams)}

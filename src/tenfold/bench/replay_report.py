@@ -75,6 +75,8 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     streams: int
     left_out: int
     """Requests that were not replayed because the drafter was trained with their conversations."""
+    faults: int
+    """Calls of the speculator that failed; the log has the first."""
     classes: dict[str, ClassReport]
     overall: ClassReport
     requests: tuple[Replayed, ...]
@@ -172,6 +174,10 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
                 f"{why} {count}" for why, count in sorted(idle.items(), key=lambda item: -item[1])
             )
             lines.append(f"Steps of a request without a draft: {why}.")
+        if self.faults:
+            lines.append(
+                f"The speculator failed {self.faults} times, and nothing was drafted then: see above."
+            )
         if self.left_out:
             lines.append(
                 f"{self.left_out} requests were left out: the drafter was trained with their conversations."
@@ -187,6 +193,7 @@ def report(
     threads: int,
     isa: str,
     left_out: int = 0,
+    faults: int = 0,
     forecast: Mapping[str, float] | None = None,
 ) -> ReplayReport:
     """``forecast``: the speed-up expected for each class, and for ``overall``."""
@@ -210,6 +217,7 @@ def report(
         isa=isa,
         streams=result.streams,
         left_out=left_out,
+        faults=faults,
         classes={kind: one(kind, {kind}) for kind in kinds},
         overall=one("overall", set(kinds)),
         requests=result.requests,

@@ -141,6 +141,7 @@ def replay_on(
         threads=sides.info.threads,
         isa=sides.info.isa,
         left_out=left_out,
+        faults=sides.speculative.faults(),
         forecast=forecast,
     )
 

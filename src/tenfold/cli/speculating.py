@@ -94,7 +94,11 @@ def train_drafter(
         held_out=held_out,
         force=force,
     )
-    evidence = run(config, settings)
+    try:
+        evidence = run(config, settings)
+    except KeyboardInterrupt:
+        click.echo(f"\nStopped. The same command goes on from what is in {output}.", err=True)
+        sys.exit(130)
     say(json.dumps(evidence.to_json()) if as_json else evidence.text())
 
 

@@ -113,7 +113,8 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
     """Writes the drafter and its evidence, with progress on standard error.
 
     Raises ValueError or OSError for a model, traffic or folder that cannot be used, before anything slow has
-    begun. A KeyboardInterrupt may come at any time: what is done stays in the folder.
+    begun. A KeyboardInterrupt may come at any time: what is done stays in the folder. (In the training it
+    only ends that, with the best epoch so far.)
     """
     modes = parse_modes(settings.answers)
     evidence = settings.output / EVIDENCE
@@ -128,7 +129,6 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
     path = locate(config.model)
     text = load_text(str(path))
     began = time.monotonic()
-    settings.output.mkdir(parents=True, exist_ok=True)
     target = build_target(config.engine_settings(str(path)), drafter_taps, _capture)
     try:
         info = target.program.info
