@@ -28,7 +28,9 @@ def run(*args: str, input: str | None = None) -> Any:
     return CliRunner().invoke(main, args, input=input)
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["inspect"], ["bench"], ["synth"]])
+@pytest.mark.parametrize(
+    "command", [[], ["serve"], ["generate"], ["inspect"], ["bench"], ["synth"], ["train-drafter"], ["replay"]]
+)
 def test_help_teaches_with_an_example(command: list[str]) -> None:
     """Every command shows how it is used."""
     result = run(*command, "--help")
@@ -66,6 +68,11 @@ def test_help_needs_nothing_heavy() -> None:
         (["generate", "m", "--raw", ""], "PROMPT is empty"),
         (["generate", "m"], "PROMPT is empty"),
         (["frobnicate"], "frobnicate"),
+        (["replay", "m"], "--traffic"),
+        (["replay", "m", "--traffic", "t", "--newest", "0"], "--newest"),
+        (["train-drafter", "m", "--traffic", "t"], "--output"),
+        (["train-drafter", "m", "--traffic", "t", "-o", "d", "--held-out", "1"], "--held-out"),
+        (["example-traffic"], "--output"),
     ],
 )
 def test_a_wrong_command_line_is_one_clear_error(args: list[str], says: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tenfold.bench.figures import compare, figure, paired_ratio, table
+from tenfold.bench.figures import compare, figure, paired_ratio, table, total_ratio
 
 
 def test_a_figure_is_median_and_deciles() -> None:
@@ -53,3 +53,27 @@ def test_columns_are_aligned() -> None:
     """Every line of a table has its bars at the same places."""
     lines = table(("a", "long head"), [("longer cell", "1"), ("2", "3")]).splitlines()
     assert len({tuple(i for i, char in enumerate(line) if char == "|") for line in lines}) == 1
+
+
+def test_a_ratio_of_totals_is_of_all_the_work_and_its_interval_of_the_groups() -> None:
+    """A long piece weighs as it should; pieces of one group rise and fall together."""
+    found = total_ratio([10, 1], [5, 1], ["a", "b"])
+    assert found.ratio == pytest.approx(11 / 6)
+    assert (found.low, found.groups) == (None, 2)
+    assert "no interval" in found.text()
+    rng = np.random.default_rng(1)
+    second = rng.uniform(1, 2, 400)
+    speed = np.repeat(rng.uniform(1.5, 2.5, 20), 20)
+    groups = np.repeat(np.arange(20), 20).tolist()
+    alone = total_ratio((speed * second).tolist(), second.tolist(), range(400))
+    together = total_ratio((speed * second).tolist(), second.tolist(), groups)
+    assert alone.ratio == together.ratio
+    for one in (alone, together):
+        assert one.low is not None and one.high is not None and one.low < one.ratio < one.high
+    assert alone.low is not None and alone.high is not None
+    assert together.low is not None and together.high is not None
+    assert together.high - together.low > 2 * (alone.high - alone.low)
+    with pytest.raises(ValueError, match="nothing to compare"):
+        total_ratio([], [], [])
+    with pytest.raises(ValueError, match="2 pieces"):
+        total_ratio([1, 2], [1], ["a"])

@@ -11,7 +11,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from tenfold.bench.figures import Figure, figure, table
 from tenfold.bench.memory import peak_resident_bytes, read_bandwidth, resident_bytes
 from tenfold.bench.prompts import windows
 from tenfold.bench.stepping import FirstPages, OneSequence, compile_model, joined, pages_of
+from tenfold.bench.version import version
 from tenfold.checkpoint.locate import locate
 from tenfold.config import ServeConfig, format_bytes
 from tenfold.engine.engine import Engine
@@ -227,7 +227,7 @@ def measure(config: ServeConfig, total_s: float = TOTAL_S) -> EngineBench:
     return EngineBench(
         model=config.model_name,
         path=path,
-        version=_version(),
+        version=version(),
         info=info,
         rounds=len(samples["prefill"]),
         prefill_tokens_per_s=figure([PREFILL_ROWS / seconds for seconds in samples["prefill"]]),
@@ -323,10 +323,3 @@ def _tokens_per_s(samples: dict[str, list[float]], name: str, tokens: int) -> Fi
 
 def _spread(found: Figure) -> dict[str, float]:
     return {"p10": found.p10, "p90": found.p90}
-
-
-def _version() -> str:
-    try:
-        return metadata.version("tenfold")
-    except metadata.PackageNotFoundError:  # run from a source tree that is not installed
-        return "unknown"

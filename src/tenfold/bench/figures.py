@@ -84,6 +84,46 @@ def paired_ratio(first: Sequence[float], second: Sequence[float]) -> Ratio:
     return Ratio(float(np.median(ratios)), low, high, len(ratios))
 
 
+class TotalRatio(msgspec.Struct, frozen=True):
+    """How the totals of two sides compare that did the same work in turns: above 1 the first is larger."""
+
+    ratio: float
+    low: float | None
+    high: float | None
+    """The 95 % interval; None where the groups are too few for one."""
+    groups: int
+
+    def text(self) -> str:
+        """For a table."""
+        interval = "no interval" if self.low is None else f"{self.low:.2f} to {self.high:.2f}"
+        return f"{self.ratio:.2f} ({interval})"
+
+
+def total_ratio(first: Sequence[float], second: Sequence[float], groups: Sequence[Any]) -> TotalRatio:
+    """The ratio of the two sums, ``first[i]`` and ``second[i]`` of the same piece of work.
+
+    Pieces of one of the ``groups`` are alike (requests of one conversation), so groups are what the
+    percentile bootstrap draws, with a fixed seed; below five of them there is no interval. Raises ValueError
+    for unequal lengths and where there is nothing to compare.
+    """
+    if not len(first) == len(second) == len(groups):
+        raise ValueError(f"{len(first)} pieces of one side, {len(second)} of the other, {len(groups)} groups")
+    _, numbers = np.unique(np.asarray([str(group) for group in groups]), return_inverse=True)
+    count = int(numbers.max()) + 1 if len(numbers) else 0
+    above = np.bincount(numbers, np.asarray(first, np.float64), count) if count else np.zeros(0)
+    below = np.bincount(numbers, np.asarray(second, np.float64), count) if count else np.zeros(0)
+    if below.sum() <= 0:
+        raise ValueError("there is nothing to compare: the second side is zero in all")
+    ratio = float(above.sum() / below.sum())
+    if count < 5:
+        return TotalRatio(ratio, None, None, count)
+    picks = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
+    totals = below[picks].sum(axis=1)
+    ratios = above[picks].sum(axis=1)[totals > 0] / totals[totals > 0]
+    low, high = np.percentile(ratios, (2.5, 97.5)).tolist()
+    return TotalRatio(ratio, low, high, count)
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """Two sides that took turns."""
 

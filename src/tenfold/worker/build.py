@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from tenfold.backends.base import CompileOptions, ProgramInfo
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tenfold.backends.base import CompileOptions, Program, ProgramInfo
 from tenfold.backends.native import NativeBackend, resolve_kv_format
+from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
 from tenfold.config import PAGE_ROWS, available_memory, check_kv_memory, plan_kv, total_memory
@@ -12,6 +16,21 @@ from tenfold.engine.limits import EngineConfig
 from tenfold.graph.graph import Graph
 from tenfold.models.registry import build_graph
 from tenfold.protocol import EngineSettings
+from tenfold.speculate.base import Speculator
+
+MIN_LOGIT_ROWS = 128
+"""Rows with logits that a step may have, at least: room for drafts beside the sequences that run. Each takes
+four bytes for every token of the vocabulary."""
+
+
+class Target(NamedTuple):
+    """A model that was compiled, and what was made for it while its checkpoint was open."""
+
+    engine: Engine
+    program: Program
+    graph: Graph
+    taps: tuple[str, ...]
+    speculator: Speculator | None
 
 MIN_LOGIT_ROWS = 128
 """Rows with logits that a step may have, at least: room for drafts beside the sequences that run. Each takes
@@ -30,6 +49,17 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
     The checkpoint is closed again; the engine owns the program. Raises ValueError (as CheckpointError
     is) for a model or settings that cannot be served, FileNotFoundError for a model that is not there.
     """
+    target = build_target(settings)
+    return target.engine, target.program.info
+
+
+def build_target(
+    settings: EngineSettings,
+    taps: Callable[[Graph, Checkpoint], tuple[str, ...]] = lambda *model: (),
+    speculator: Callable[[Program, Graph, Checkpoint], Speculator | None] = lambda *model: None,
+) -> Target:
+    """`build_engine` with a speculator: ``taps`` says what its program shall hand back, ``speculator`` makes
+    it. Raises also what those raise."""
     checkpoint = open_checkpoint(locate(settings.model))
     try:
         graph = build_graph(checkpoint.config)
@@ -41,6 +71,7 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
             graph.max_context,
             settings.max_running,
         )
+        tapped = taps(graph, checkpoint)
         program = NativeBackend().compile(
             graph,
             checkpoint,
@@ -52,9 +83,11 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
                 max_rows=settings.max_batch_tokens,
                 max_logit_rows=max(settings.max_running, MIN_LOGIT_ROWS),
                 kv_pages=pages,
+                taps=tapped,
             ),
         )
+        made = speculator(program, graph, checkpoint)
     finally:
         checkpoint.close()
     config = EngineConfig(max_batch_tokens=settings.max_batch_tokens, max_running=settings.max_running)
-    return Engine(program, config), program.info
+    return Target(Engine(program, config, made), program, graph, tapped, made)

@@ -1,0 +1,97 @@
+"""What several commands share: options, how errors are shown, how results are printed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from tenfold.config import FORMATS, ISAS, KV_FORMATS, ServeConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def size(value: str) -> int:
+    """Bytes, with a binary unit: 512MiB, 1.5G."""
+    text = value.strip().upper().removesuffix("B").removesuffix("I")
+    unit = text[-1:] if text[-1:] in "KMGT" else ""
+    try:
+        return int(float(text.removesuffix(unit)) * _UNITS[unit])
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{value!r} is not a size; write it like 512MiB or 2GiB. Units are KiB, MiB, GiB and TiB "
+            "(or K, M, G and T, meaning the same); a number alone is bytes"
+        ) from None
+
+
+def engine_options(command: F) -> F:
+    """The options that decide how a model is loaded."""
+    for option in reversed(
+        (
+            click.option(
+                "--threads",
+                type=int,
+                default=0,
+                help="0: one per usable core, within the CPU quota.",
+            ),
+            click.option("--isa", type=click.Choice(ISAS), default="auto", help="Instruction set."),
+            click.option(
+                "--format",
+                type=click.Choice(FORMATS),
+                default="auto",
+                help="Number format of the weights; auto keeps what the file has.",
+            ),
+            click.option(
+                "--kv-format",
+                type=click.Choice(KV_FORMATS),
+                default="auto",
+                help="What the KV cache is held in: bf16, or f32 with f32 weights; q8 takes half of bf16.",
+            ),
+            click.option(
+                "--kv-memory",
+                "kv_memory_bytes",
+                type=size,
+                metavar="SIZE",
+                help="Memory for the KV cache, like 2GiB. Default: up to a quarter of what is free.",
+            ),
+            click.option("--max-batch-tokens", type=int, default=512, help="Most tokens in a step."),
+            click.option("--max-running", type=int, default=64, help="Most requests computed at once."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+class Commands(click.Group):
+    """Shows an expected error as one line; exit code 1, or 2 when the command line is at fault."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ValueError, OSError) as error:
+            raise click.ClickException(str(error)) from None
+
+
+def say(text: str, nl: bool = True) -> None:
+    """Prints, and ends the command where nothing can be printed: silently when the reader has had enough."""
+    try:
+        click.echo(text, nl=nl)
+    except OSError as error:
+        # What is left in the buffer must not fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
+        raise click.ClickException(f"cannot write to standard output: {error.strerror}") from None
+
+
+def config_of(model: str, options: dict[str, Any]) -> ServeConfig:
+    """The settings that the options make up. Raises UsageError for one that is out of range."""
+    try:
+        return ServeConfig(model=model, **options)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None

@@ -1,0 +1,152 @@
+"""Commands that use a model: `serve` and `generate`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from functools import partial
+from typing import Any
+
+import click
+
+from tenfold.cli.options import config_of, engine_options, say
+from tenfold.config import ResolvedPlan
+
+GENERATE_MAX_TOKENS = 512
+"""Of `generate`, unless it is told otherwise: a small model may well go on to its context's end."""
+
+
+@click.command()
+@click.argument("model")
+@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all.")
+@click.option("--port", type=int, default=8000, help="0: a free one.")
+@click.option("--name", "served_name", help="The model's name in the API. Default: MODEL without its folder.")
+@engine_options
+@click.option("--max-queue", type=int, default=256, help="Most requests that wait; beyond it 429.")
+@click.option("--json", "as_json", is_flag=True, help="Print the resolved plan as JSON.")
+def serve(model: str, as_json: bool, **options: Any) -> None:
+    """Serve MODEL over HTTP, with OpenAI's API.
+
+    \b
+    Examples:
+      tenfold serve smollm2
+      tenfold serve ./model.gguf --port 9000 --name my-model --kv-memory 2GiB
+      tenfold serve ./Llama-3.2-1B --format q8 --host 0.0.0.0
+
+    Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health, /ready, /metrics. Ctrl-C stops
+    it; running requests may end first.
+    """
+    config = config_of(model, options)
+    import logging
+    import shlex
+
+    from tenfold.checkpoint.locate import locate
+    from tenfold.server.serve import serve as run
+    from tenfold.server.supervisor import StartError
+    from tenfold.server.text import load_text
+
+    began = time.monotonic()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+    def ready(plan: ResolvedPlan, url: str) -> None:
+        if as_json:
+            click.echo(json.dumps({"url": url, **plan.to_json()}))
+            return
+        body = json.dumps({"model": config.model_name, "messages": [{"role": "user", "content": "Hello!"}]})
+        click.echo(plan.text())
+        click.echo(f"\nReady after {time.monotonic() - began:.1f} s at {url}. Try:")
+        click.echo(f"  {shlex.join(['curl', f'{url}/v1/chat/completions', '-d', body])}")
+
+    try:
+        run(config, str(locate(model)), load_text, ready)
+    except StartError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@click.command()
+@click.argument("model")
+@click.argument("prompt", required=False)
+@click.option(
+    "--chat/--raw",
+    default=True,
+    help="As a message in the model's chat template, or as bare text to be continued.",
+)
+@click.option("--stream/--no-stream", default=True, help="Print text as it comes.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with text, usage and times.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    help=f"Default: {GENERATE_MAX_TOKENS}, or what the context leaves.",
+)
+@click.option(
+    "--temperature", type=click.FloatRange(0, 2), default=1.0, help="0: always the most likely token."
+)
+@click.option("--top-p", type=float, default=1.0)
+@click.option("--top-k", type=int, default=0, help="0, or more than the vocabulary has: off.")
+@click.option("--min-p", type=float, default=0.0)
+@click.option("--repetition-penalty", type=float, default=1.0)
+@click.option("--presence-penalty", type=float, default=0.0)
+@click.option("--frequency-penalty", type=float, default=0.0)
+@click.option("--seed", type=int, help="The same seed gives the same text. Default: a random one.")
+@click.option("--stop", multiple=True, help="Text that ends the answer; may be given several times.")
+@click.option("--ignore-eos", is_flag=True, help="Go on where the model would end.")
+@engine_options
+def generate(model: str, prompt: str | None, chat: bool, stream: bool, as_json: bool, **options: Any) -> None:
+    """Answer PROMPT, or what comes on standard input, with MODEL.
+
+    \b
+    Examples:
+      tenfold generate smollm2 "Why is the sky blue?" --max-tokens 100
+      tenfold generate smollm2 --raw "Once upon a time" --temperature 0
+      cat question.txt | tenfold generate smollm2 --json
+    """
+    from msgspec.structs import replace
+
+    from tenfold.protocol import SamplingParams
+
+    sampling = {name: options.pop(name) for name in SamplingParams.__struct_fields__ if name in options}
+    config_of(model, options)
+    if prompt is None:
+        if sys.stdin.isatty():
+            raise click.UsageError("there is no PROMPT; give one, or send it on standard input")
+        prompt = sys.stdin.read()
+    if not (prompt.strip() if chat else prompt):
+        raise click.UsageError("the PROMPT is empty; give some text, as an argument or on standard input")
+    from tenfold.limits import PromptTooLong
+    from tenfold.llm import LLM
+
+    with LLM(model, **options) as llm:
+        params = SamplingParams(**sampling)
+        began = time.monotonic()
+        first: float | None = None
+        texts = []
+        talk = [{"role": "user", "content": prompt}]
+        ask = partial(llm.stream_chat, talk) if chat else partial(llm.stream, prompt)
+        try:
+            pieces = ask(replace(params, max_tokens=params.max_tokens or GENERATE_MAX_TOKENS))
+        except PromptTooLong:
+            if params.max_tokens is not None:
+                raise
+            pieces = ask(params)
+        for piece in pieces:
+            first = first or time.monotonic()
+            texts.append(piece.text)
+            if stream and not as_json:
+                say(piece.text, nl=False)
+    ended = time.monotonic()
+    assert first is not None  # every request has at least its last piece
+    if as_json:
+        decode_s = ended - first
+        result = {
+            "text": "".join(texts),
+            "finish_reason": piece.finish_reason,
+            "prompt_tokens": piece.prompt_tokens,
+            "completion_tokens": piece.completion_tokens,
+            "ttft_ms": round((first - began) * 1e3, 2),
+            "decode_tokens_per_s": round((piece.completion_tokens - 1) / decode_s, 2) if decode_s else None,
+        }
+        say(json.dumps(result, ensure_ascii=False))
+    else:
+        say("" if stream else "".join(texts))

@@ -1,0 +1,59 @@
+"""From a drafter's folder to a speculator: where suffix drafter, head and controller come together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from tenfold.backends.base import Program
+from tenfold.backends.native import NativeBackend
+from tenfold.checkpoint.base import Checkpoint
+from tenfold.graph.graph import Graph
+from tenfold.speculate.base import Drafter, Speculator
+from tenfold.speculate.controller import Controller
+from tenfold.speculate.cost_curve import measure_curve
+from tenfold.speculate.drafter_folder import open_drafter
+from tenfold.speculate.head import HeadDrafter
+from tenfold.speculate.suffix import SuffixDrafter
+from tenfold.speculate.target import TargetModel
+
+
+class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What to speculate with."""
+
+    drafter: Path | None = None
+    """A folder that `tenfold train-drafter` wrote; None: what needs no training."""
+
+
+def drafter_taps(graph: Graph, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Values of the graph that a drafter's head reads: what its training captures, and what a program must
+    hand back for it. Raises ValueError for a target that a head cannot be made for."""
+    return TargetModel(graph, checkpoint).taps()
+
+
+def build_speculator(
+    program: Program, graph: Graph, checkpoint: Checkpoint, settings: SpeculationSettings
+) -> Speculator | None:
+    """A speculator for an engine of ``program``, which serves nothing yet and is compiled with `drafter_taps`
+    if there is a drafter. None where nothing can be drafted.
+
+    Raises ValueError for a drafter of another target, CheckpointError for a folder that is none.
+    """
+    drafters: list[Drafter] = [SuffixDrafter()]
+    if settings.drafter is not None:
+        drafter = open_drafter(settings.drafter, TargetModel(graph, checkpoint))
+        try:
+            head = NativeBackend().compile_recurrent(
+                drafter.graph,
+                drafter.checkpoint,
+                token_ids=np.array(drafter.description.token_ids, np.int32),
+                vocab_size=graph.vocab_size,
+                max_sequences=program.info.max_logit_rows,
+                team_of=program,
+            )
+        finally:
+            drafter.close()
+        drafters.append(HeadDrafter(head))
+    return Controller(drafters, measure_curve(program))

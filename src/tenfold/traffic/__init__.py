@@ -1,0 +1,1 @@
+"""Recorded requests: reading them, having the target answer them, and dividing them for training."""

@@ -1,0 +1,131 @@
+"""Reading recorded traffic."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenfold.traffic.reading import TrafficError, TrafficRequest, read_traffic
+from tests.helpers.fake_engine import VOCAB
+from tests.helpers.fake_text import FakeTokenizer, load_fake_text
+from tests.helpers.traffic import line, write_lines
+
+
+def read(path: Path) -> list[TrafficRequest]:
+    return read_traffic(path, load_fake_text(""), VOCAB, 200)
+
+
+def test_a_line_becomes_the_request_that_the_server_would_compute(tmp_path: Path) -> None:
+    """Prompt, parameters and notes; the recorded model's name is not this model's, and does not matter."""
+    path = write_lines(
+        tmp_path / "t",
+        [
+            line("Hi", model="gpt-4o", temperature=0.5, seed=7, max_tokens=9, stream=True)
+            | {"class": "chat", "conversation": "c1", "time": 12.5, "answer": "Hello"}
+        ],
+    )
+    (found,) = read(path)
+    expected = FakeTokenizer().encode("user:Hi|", add_special_tokens=False, parse_special=True)
+    assert list(found.prompt) == expected
+    assert (found.line, found.kind, found.conversation, found.time) == (1, "chat", "c1", 12.5)
+    assert (found.params.temperature, found.params.seed, found.params.max_tokens) == (0.5, 7, 9)
+    assert found.answer == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"{", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
+        (b"[1]", "must be a JSON object"),
+        (b"[" * 100_000, "not valid JSON"),
+        (json.dumps(line(speed=9)).encode(), "unknown field speed"),
+        (json.dumps(line(temperature=3)).encode(), "temperature is 3"),
+        (json.dumps(line(tools=[{"type": "function"}])).encode(), "tool calls are not supported"),
+        (json.dumps(line(model=7)).encode(), "model is 7; it must be a string"),
+        (json.dumps({"temperature": 0}).encode(), "messages is missing"),
+        (json.dumps(line() | {"class": 7}).encode(), "class is 7; it must be a string"),
+        (json.dumps(line(conversation=" ")).encode(), "conversation is empty"),
+        (json.dumps(line(answer=["a"])).encode(), 'answer is ["a"]; it must be a string'),
+        (json.dumps(line(time="yesterday")).encode(), 'time is "yesterday"; it must be seconds'),
+        (json.dumps(line(time=True)).encode(), "time is true; it must be seconds"),
+        (json.dumps(line("x" * 199)).encode(), "the model's context is 200"),
+        (b'{"messages": [{"role": "tool", "content": "x"}]}', "cannot begin with a tool's answer"),
+    ],
+)
+def test_a_line_that_is_no_request_is_named_with_its_fault(data: bytes, says: str, tmp_path: Path) -> None:
+    """By its number in the file, in the words of the server."""
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(json.dumps(line()).encode() + b"\n\n" + data + b"\n")
+    with pytest.raises(TrafficError) as caught:
+        read(path)
+    assert "t.jsonl" in str(caught.value)
+    assert "line 3: " in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_many_faults_are_counted_and_the_first_are_shown(tmp_path: Path) -> None:
+    """Enough to see what is wrong, and no flood."""
+    path = write_lines(tmp_path / "t", [line(speed=9) for _ in range(12)])
+    with pytest.raises(TrafficError) as caught:
+        read(path)
+    assert "line 5: " in str(caught.value)
+    assert "line 6: " not in str(caught.value)
+    assert "and 7 more lines" in str(caught.value)
+
+
+def test_a_file_without_requests_is_an_error(tmp_path: Path) -> None:
+    """An empty result would be taken for a result."""
+    (tmp_path / "t").write_text("\n \n")
+    with pytest.raises(TrafficError, match="has no requests"):
+        read(tmp_path / "t")
+
+
+def test_times_may_be_written_in_several_ways_and_order_the_traffic(tmp_path: Path) -> None:
+    """Seconds, and ISO 8601 with a zone, with Z, or in UTC without; the oldest comes first."""
+    times: list[Any] = [30, "1970-01-01T00:00:20Z", "1970-01-01T01:00:10+01:00", "1970-01-01T00:00:05"]
+    found = read(write_lines(tmp_path / "t", [line(time=time) for time in times]))
+    assert [one.time for one in found] == [5, 10, 20, 30]
+    assert [one.line for one in found] == [4, 3, 2, 1]
+
+
+def test_without_times_the_order_of_the_lines_is_that_of_time(tmp_path: Path) -> None:
+    """And a mixture of both has no order: an error names the lines without."""
+    found = read(write_lines(tmp_path / "t", [line(str(i)) for i in range(3)]))
+    assert [one.line for one in found] == [1, 2, 3]
+    with pytest.raises(TrafficError, match="line 2: time is missing"):
+        read(write_lines(tmp_path / "t", [line(time=1), line(), line(time=3)]))
+
+
+def test_turns_of_one_conversation_are_recognised_without_a_key(tmp_path: Path) -> None:
+    """Later bodies repeat the first messages; another opening is another conversation."""
+    first = {"role": "user", "content": "Hi"}
+    later = [first, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Go on"}]
+    rows = [{"messages": [first]}, {"messages": later}, line("Hello"), line("Hi", conversation="own")]
+    a, b, c, d = read(write_lines(tmp_path / "t", rows))
+    assert a.conversation == b.conversation
+    assert len({a.conversation, c.conversation, d.conversation}) == 3
+    assert len(b.prompt) > len(a.prompt), "recorded turns are part of the prompt, as they were"
+
+
+def test_a_body_without_a_seed_gets_one_that_is_always_the_same(tmp_path: Path) -> None:
+    """So that work can be taken up again; equal lines get different ones, as they would when served."""
+    path = write_lines(tmp_path / "t", [line("Hi"), line("Hi"), line("Ho"), line("Hi", temperature=0.5)])
+    first, again = read(path), read(path)
+    assert [one.params.seed for one in first] == [one.params.seed for one in again]
+    assert len({one.params.seed for one in first}) == 4
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    """A file of anything is traffic or a TrafficError, and never another failure."""
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    path.write_bytes(data)
+    with contextlib.suppress(TrafficError):
+        assert read(path)
