@@ -21,6 +21,7 @@ MAX_KV_BYTES = 1 << 60
 """More than any machine has, and still a number that travels."""
 
 KV_FORMATS = ("auto", "bf16", "f32", "q8")
+SPECULATE = ("auto", "off")
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +46,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Most rows of a step."""
     max_running: int = 64
     """Most requests that are computed at once."""
+    speculate: str = "auto"
+    """auto: draft tokens where it was measured to pay, which changes no answer; off: never."""
+    drafter: str | None = None
+    """A folder that `tenfold train-drafter` wrote; None: drafts come from what was said before."""
     max_queue: int = 256
     """Most requests that wait for their turn; beyond it a request is refused with 429."""
     max_body_bytes: int = 8 << 20
@@ -71,11 +76,19 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"kv_memory_bytes is {self.kv_memory_bytes}; it must be from 1 to {MAX_KV_BYTES} (1024 PiB)"
             )
-        for field, choices in (("isa", ISAS), ("format", FORMATS), ("kv_format", KV_FORMATS)):
+        for field, choices in (
+            ("isa", ISAS),
+            ("format", FORMATS),
+            ("kv_format", KV_FORMATS),
+            ("speculate", SPECULATE),
+        ):
             if getattr(self, field) not in choices:
                 raise ValueError(
                     f"{field} is {getattr(self, field)!r}; it must be one of {', '.join(choices)}"
                 )
+
+        if self.drafter is not None and self.speculate == "off":
+            raise ValueError("drafter is given and speculate is off; leave one of them out")
 
     @property
     def model_name(self) -> str:
@@ -93,6 +106,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             kv_memory_bytes=self.kv_memory_bytes,
             max_batch_tokens=self.max_batch_tokens,
             max_running=self.max_running,
+            speculate=self.speculate != "off",
+            drafter=self.drafter,
         )
 
 
@@ -213,6 +228,13 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
             ),
             PlanLine("step", f"{engine.max_batch_tokens} tokens", "max_batch_tokens"),
             PlanLine("running", f"{engine.max_running} requests", "max_running"),
+            PlanLine(
+                "speculation",
+                "off" if config.speculate == "off" else config.drafter or "from earlier text",
+                "as asked for"
+                if config.speculate == "off" or config.drafter
+                else "no drafter given; used where it pays, never changes an answer",
+            ),
             PlanLine("queue", f"{config.max_queue} requests", "max_queue; beyond it 429 with Retry-After"),
         ]
 

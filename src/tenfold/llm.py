@@ -60,6 +60,8 @@ class LLM:
         kv_memory_bytes: int | None = None,
         max_batch_tokens: int = 512,
         max_running: int = 64,
+        speculate: str = "auto",
+        drafter: str | None = None,
     ) -> None:
         from tenfold.checkpoint.locate import locate
         from tenfold.worker.build import build_engine
@@ -73,6 +75,8 @@ class LLM:
             kv_memory_bytes=kv_memory_bytes,
             max_batch_tokens=max_batch_tokens,
             max_running=max_running,
+            speculate=speculate,
+            drafter=drafter,
         )
         path = str(locate(model))
         engine, info = build_engine(config.engine_settings(path))

@@ -127,6 +127,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """None: chosen from free memory, see ``config.plan_kv``."""
     max_batch_tokens: int = 512
     max_running: int = 64
+    speculate: bool = False
+    """Draft tokens where that pays: the same answers, sooner."""
+    drafter: str | None = None
+    """Path of a folder that `tenfold train-drafter` wrote, with ``speculate``; None: what needs no training."""
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -161,6 +161,10 @@ class Fixed:
     def __init__(self, drafter: Drafter | None, k: int) -> None:
         self._drafter, self._k = drafter, k
 
+    @property
+    def wants_features(self) -> bool:
+        return False
+
     def begin(self, sequence: DraftSequence) -> None: ...
 
     def end(self, sequence: DraftSequence, learn: bool) -> None: ...

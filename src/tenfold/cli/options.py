@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tenfold.config import FORMATS, ISAS, KV_FORMATS, ServeConfig
+from tenfold.config import FORMATS, ISAS, KV_FORMATS, SPECULATE, ServeConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,6 +65,21 @@ def engine_options(command: F) -> F:
     ):
         command = option(command)
     return command
+
+
+def speculation_options(command: F) -> F:
+    """The options that decide what tokens are drafted from."""
+    command = click.option(
+        "--drafter",
+        metavar="DIR",
+        help="A drafter for this model, made by `tenfold train-drafter`. Default: drafts from earlier text.",
+    )(command)
+    return click.option(
+        "--speculate",
+        type=click.Choice(SPECULATE),
+        default="auto",
+        help="auto: draft tokens where it pays; off: never. The answers are the same.",
+    )(command)
 
 
 class Commands(click.Group):

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tenfold.cli.options import config_of, engine_options, say
+from tenfold.cli.options import config_of, engine_options, say, speculation_options
 from tenfold.config import ResolvedPlan
 
 GENERATE_MAX_TOKENS = 512
@@ -23,6 +23,7 @@ GENERATE_MAX_TOKENS = 512
 @click.option("--port", type=int, default=8000, help="0: a free one.")
 @click.option("--name", "served_name", help="The model's name in the API. Default: MODEL without its folder.")
 @engine_options
+@speculation_options
 @click.option("--max-queue", type=int, default=256, help="Most requests that wait; beyond it 429.")
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved plan as JSON.")
 def serve(model: str, as_json: bool, **options: Any) -> None:
@@ -93,6 +94,7 @@ def serve(model: str, as_json: bool, **options: Any) -> None:
 @click.option("--stop", multiple=True, help="Text that ends the answer; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on where the model would end.")
 @engine_options
+@speculation_options
 def generate(model: str, prompt: str | None, chat: bool, stream: bool, as_json: bool, **options: Any) -> None:
     """Answer PROMPT, or what comes on standard input, with MODEL.
 

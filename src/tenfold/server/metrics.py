@@ -34,6 +34,13 @@ ITL_BOUNDS = (
     1.2,
     5.0,
 )
+SPECULATION = (
+    ("steps", "Steps of a request that decoded, with a draft or without"),
+    ("committed_tokens", "Tokens that came of those steps"),
+    ("drafted_tokens", "Drafted tokens that were verified"),
+    ("accepted_tokens", "Drafted tokens that stood"),
+    ("faults", "Calls of a drafter that failed; no request suffers from that"),
+)
 DURATION_BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
 
@@ -78,12 +85,23 @@ class Metrics(Collector):
         self.duration = Histogram(DURATION_BOUNDS)
         self.load: LoadSnapshot | None = None
         self._earlier_preemptions = 0
+        self._earlier_speculation: Counter[str] = Counter()
+        self._earlier_idle: Counter[str] = Counter()
 
     def worker_gone(self) -> None:
         """A worker's own counters end with it."""
         if self.load is not None:
             self._earlier_preemptions += self.load.preemptions
+            self._earlier_speculation, self._earlier_idle = self._speculation()
         self.load = None
+
+    def _speculation(self) -> tuple[Counter[str], Counter[str]]:
+        """Counts of speculation, and steps without a draft by reason, over all workers so far."""
+        counts, idle = self._earlier_speculation.copy(), self._earlier_idle.copy()
+        if self.load is not None and (now := self.load.speculation) is not None:
+            counts.update({name: getattr(now, name) for name, _ in SPECULATION})
+            idle.update(now.idle)
+        return counts, idle
 
     def page(self) -> bytes:
         """The page in Prometheus' text format."""
@@ -108,6 +126,10 @@ class Metrics(Collector):
             ),
         ):
             yield CounterMetricFamily(f"tenfold_{name}", help, value=count)
+        speculation, idle = self._speculation()
+        for name, help in SPECULATION:
+            yield CounterMetricFamily(f"tenfold_speculation_{name}", help, value=speculation[name])
+        yield _labelled("tenfold_speculation_idle_steps", "Steps without a draft", "reason", idle)
         for name, help, value in (
             ("requests_in_flight", "Requests accepted and not ended", self.in_flight),
             ("requests_running", "Requests that the engine computes", load.running if load else 0),

@@ -41,6 +41,8 @@ def build_speculator(
 
     Raises ValueError for a drafter of another target, CheckpointError for a folder that is none.
     """
+    if program.info.max_rows < 2 or program.info.max_logit_rows < 2:
+        return None
     drafters: list[Drafter] = [SuffixDrafter()]
     if settings.drafter is not None:
         drafter = open_drafter(settings.drafter, TargetModel(graph, checkpoint))
@@ -56,4 +58,4 @@ def build_speculator(
         finally:
             drafter.close()
         drafters.append(HeadDrafter(head))
-    return Controller(drafters, measure_curve(program))
+    return Controller(drafters, measure_curve(program), wants_features=settings.drafter is not None)

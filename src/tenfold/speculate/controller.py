@@ -59,7 +59,8 @@ _NOTHING: tuple[int, ...] = ()
 class Controller:
     """Chooses per sequence and step among drafters, and how many tokens; see the head of the file.
 
-    ``curve`` is where the live one starts. ``max_draft``: most tokens of a draft. ``clock`` times the
+    ``curve`` is where the live one starts. ``max_draft``: most tokens of a draft. ``wants_features``:
+    whether one of them reads the target's hidden states. ``clock`` times the
     drafters, in seconds. ``observe``'s ``step_ms`` must not contain the time of ``propose``. What a drafter
     raises passes through `propose`.
     """
@@ -70,12 +71,14 @@ class Controller:
         curve: CostCurve,
         *,
         max_draft: int = 8,
+        wants_features: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._curve = LiveCurve(curve)
         self._asker = Asker(drafters, max_draft, curve.at(1), clock)
         self._sources = self._asker.sources
         self._max_draft = max_draft
+        self._wants_features = wants_features
         self._runs: dict[str, Run] = {}
         self._namespaces: dict[str, Namespace] = {}
         # The step under way: what was asked about, by id.
@@ -90,6 +93,11 @@ class Controller:
         self._timing_rate = 0.0
         self._sequence_steps = self._committed = 0
         self._idle: dict[str, int] = {}
+
+    @property
+    def wants_features(self) -> bool:
+        """Whether one of the drafters reads the target's hidden states."""
+        return self._wants_features
 
     def begin(self, sequence: DraftSequence) -> None:
         """The sequence starts or is resumed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from tenfold.backends.base import CompileOptions, Program, ProgramInfo
@@ -17,6 +18,7 @@ from tenfold.graph.graph import Graph
 from tenfold.models.registry import build_graph
 from tenfold.protocol import EngineSettings
 from tenfold.speculate.base import Speculator
+from tenfold.speculate.build import SpeculationSettings, build_speculator, drafter_taps
 
 MIN_LOGIT_ROWS = 128
 """Rows with logits that a step may have, at least: room for drafts beside the sequences that run. Each takes
@@ -32,15 +34,15 @@ class Target(NamedTuple):
     taps: tuple[str, ...]
     speculator: Speculator | None
 
-MIN_LOGIT_ROWS = 128
-"""Rows with logits that a step may have, at least: room for drafts beside the sequences that run. Each takes
-four bytes for every token of the vocabulary."""
-
 
 def kv_page_bytes(graph: Graph, kv_format: str) -> int:
     """Bytes of a page in ``bf16``, ``f32`` or ``q8`` (a scale per row and head): K and V of all layers."""
     element, extra = {"bf16": (2, 0), "f32": (4, 0), "q8": (1, 4)}[kv_format]
     return sum(2 * kv.heads * (kv.head_dim * element + extra) for kv in graph.kv) * PAGE_ROWS
+
+
+def _no_taps(graph: Graph, checkpoint: Checkpoint) -> tuple[str, ...]:
+    return ()
 
 
 def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
@@ -49,13 +51,23 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
     The checkpoint is closed again; the engine owns the program. Raises ValueError (as CheckpointError
     is) for a model or settings that cannot be served, FileNotFoundError for a model that is not there.
     """
-    target = build_target(settings)
+    if settings.speculate:
+        speculation = SpeculationSettings(
+            drafter=None if settings.drafter is None else Path(settings.drafter)
+        )
+        target = build_target(
+            settings,
+            drafter_taps if settings.drafter else _no_taps,
+            lambda program, graph, checkpoint: build_speculator(program, graph, checkpoint, speculation),
+        )
+    else:
+        target = build_target(settings)
     return target.engine, target.program.info
 
 
 def build_target(
     settings: EngineSettings,
-    taps: Callable[[Graph, Checkpoint], tuple[str, ...]] = lambda *model: (),
+    taps: Callable[[Graph, Checkpoint], tuple[str, ...]] = _no_taps,
     speculator: Callable[[Program, Graph, Checkpoint], Speculator | None] = lambda *model: None,
 ) -> Target:
     """`build_engine` with a speculator: ``taps`` says what its program shall hand back, ``speculator`` makes
