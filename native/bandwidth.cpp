@@ -29,7 +29,39 @@ struct Read {
   }
 };
 
+struct Multiply {
+  const Kernels& kernels;
+  int rounds;
+  std::vector<int64_t> done;
+  std::vector<int32_t> results;
+
+  static bool run(void* self, int index) {
+    Multiply& m = *static_cast<Multiply*>(self);
+    const size_t i = static_cast<size_t>(index) * 16;  // a cache line each
+    m.done[i] = m.kernels.dot_products(m.rounds, &m.results[i]);
+    return true;
+  }
+};
+
 }  // namespace
+
+double dot_product_peak(const Kernels& kernels, int threads, int repeats) {
+  constexpr int kRounds = 1 << 20;
+  const size_t slots = static_cast<size_t>(threads) * 16;
+  Multiply multiply{kernels, kRounds, std::vector<int64_t>(slots), std::vector<int32_t>(slots)};
+  Team team(threads);
+  team.fix(threads);
+  double best = 0;
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    team.run(Multiply::run, &multiply);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    int64_t done = 0;
+    for (int64_t count : multiply.done) done += count;
+    best = std::max(best, static_cast<double>(done) / taken.count());
+  }
+  return best;
+}
 
 double read_bandwidth(int threads, size_t bytes, int repeats) {
   Mapping memory(bytes);

@@ -369,6 +369,17 @@ NB_MODULE(_native, m) {
       },
       "threads"_a, "bytes"_a = size_t{256} << 20, "repeats"_a = 5, "Bytes per second read from memory.");
   m.def(
+      "dot_product_peak",
+      [](const std::string& isa, int threads, int repeats) {
+        const Kernels* kernels = kernels_of(isa);
+        if (kernels == nullptr || threads < 1 || threads > 1024 || repeats < 1)
+          throw std::invalid_argument(
+              "dot_product_peak: needs a level of this machine, threads 1 to 1024, repeats >= 1");
+        nb::gil_scoped_release free;
+        return dot_product_peak(*kernels, threads, repeats);
+      },
+      "isa"_a, "threads"_a, "repeats"_a = 5, "Multiplications of two bytes per second, out of registers.");
+  m.def(
       "gumbel",
       [](const std::string& isa, uint64_t seed, int64_t position, int first, int count) {
         const Kernels* kernels = kernels_of(isa);

@@ -102,6 +102,9 @@ struct Kernels {
                       int64_t position);
   // temperature above 0. NaN where a logit is.
   Normalizer (*normalizer)(const float* logits, int count, float temperature);
+
+  // Dot products of bytes out of registers; returns how many multiplications. `result` goes in and out.
+  int64_t (*dot_products)(int rounds, int32_t* result);
 };
 
 namespace portable {

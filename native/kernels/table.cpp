@@ -4,6 +4,7 @@
 #include "elementwise.h"
 #include "kernels.h"
 #include "linear.h"
+#include "peak.h"
 #include "sample.h"
 
 #define TENFOLD_TEXT(x) #x
@@ -26,6 +27,7 @@ const Kernels& kernels() {
       gumbel,
       best_row,
       normalizer,
+      dot_products,
   };
   return table;
 }

@@ -130,7 +130,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     speculate: bool = False
     """Draft tokens where that pays: the same answers, sooner."""
     drafter: str | None = None
-    """Path of a folder that `tenfold train-drafter` wrote, with ``speculate``; None: what needs no training."""
+    """Path of a folder that `tenfold train-drafter` wrote; None: what needs no training."""
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):

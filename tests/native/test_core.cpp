@@ -649,6 +649,8 @@ void test_teams() {
     }
   }
   CHECK(read_bandwidth(3, size_t{1} << 20, 3) > 0);
+  for (const char* level : {"portable", "avx2", "avx512"})
+    if (const Kernels* kernels = kernels_of(level)) CHECK(dot_product_peak(*kernels, 2, 1) > 0);
 }
 
 // A team that is kept waiting goes on with half its threads from that barrier on, tries all of them again after a

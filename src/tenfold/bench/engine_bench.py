@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
+from tenfold import _native
 from tenfold.backends.base import ProgramInfo, StepBatch
 from tenfold.bench.engine_streams import run_streams
 from tenfold.bench.figures import Figure, figure, table
@@ -67,6 +68,9 @@ class EngineBench(msgspec.Struct, frozen=True, kw_only=True):
     engine: dict[int, Figure]
     """Decode tokens/s by concurrent requests."""
     read_bytes_per_s: float
+    dot_products_per_s: float
+    """Multiplications of two bytes out of registers that the threads can do: what no prefill of 8-bit or 4-bit
+    weights can exceed."""
     load_s: float
     load_rss_bytes: int
     peak_rss_bytes: int
@@ -89,6 +93,18 @@ class EngineBench(msgspec.Struct, frozen=True, kw_only=True):
     def fraction_of_bandwidth(self) -> float:
         """Of the bytes that could be read in a step's time, those that the weights take."""
         return self.info.weight_bytes * self.decode_tokens_per_s.median / self.read_bytes_per_s
+
+    @property
+    def fraction_of_dot_products(self) -> float | None:
+        """Of the multiplications that could be made in a prefill's time, those of the layers' matrices; None
+        where these are not multiplied as bytes."""
+        layers = [
+            weight for weight in self.info.weights if len(weight.shape) == 2 and ".layers." in weight.name
+        ]
+        if not layers or any(weight.format not in ("q8", "q4") for weight in layers):
+            return None
+        each = sum(weight.shape[0] * weight.shape[1] for weight in layers)
+        return each * self.prefill_tokens_per_s.median / self.dot_products_per_s
 
     @property
     def formats(self) -> dict[str, int]:
@@ -122,6 +138,8 @@ class EngineBench(msgspec.Struct, frozen=True, kw_only=True):
             "engine": {streams: found.median for streams, found in engine.items()},
             "read_gb_per_s": self.read_bytes_per_s / 1e9,
             "fraction_of_bandwidth": self.fraction_of_bandwidth,
+            "dot_products_per_s": self.dot_products_per_s,
+            "fraction_of_dot_products": self.fraction_of_dot_products,
             "load_s": self.load_s,
             "load_rss_bytes": self.load_rss_bytes,
             "peak_rss_bytes": self.peak_rss_bytes,
@@ -148,6 +166,15 @@ class EngineBench(msgspec.Struct, frozen=True, kw_only=True):
             found.text() if found else f"not measured: {self.skipped[name]}"
             for name, found in self.further.items()
         )
+        share = self.fraction_of_dot_products
+        prefill = (
+            []
+            if share is None
+            else [
+                f"Prefill multiplies at {share:.0%} of the {self.dot_products_per_s / 1e9:.0f} billion bytes a "
+                f"second that {info.threads} threads multiply out of registers."
+            ]
+        )
         formats = " + ".join(f"{format_bytes(size)} {name}" for name, size in sorted(self.formats.items()))
         rows = [
             (f"prefill, {PREFILL_ROWS} tokens", self.prefill_tokens_per_s.text(0), "tokens/s"),
@@ -172,6 +199,7 @@ class EngineBench(msgspec.Struct, frozen=True, kw_only=True):
                 f"A decode step reads {format_bytes(info.weight_bytes)} of weights: "
                 f"{self.fraction_of_bandwidth:.0%} of the {self.read_bytes_per_s / 1e9:.1f} GB/s that "
                 f"{info.threads} threads can read here.",
+                *prefill,
                 f"Loaded in {self.load_s:.2f} s; resident memory grew by at most "
                 f"{format_bytes(self.load_rss_bytes)}; peak {format_bytes(self.peak_rss_bytes)}.",
             )
@@ -203,6 +231,7 @@ def measure(config: ServeConfig, total_s: float = TOTAL_S) -> EngineBench:
     try:
         info = program.info
         bandwidth = read_bandwidth(info.threads)
+        dot_products = _native.dot_product_peak(info.isa, info.threads)
         skipped = _skipped(info)
         prompts = windows(load_text(path).encode_prompt, DEEP // PREFILL_ROWS + 1, PREFILL_ROWS)
         deepest = PREFILL_ROWS if _DEEP in skipped else DEEP + 1
@@ -222,6 +251,7 @@ def measure(config: ServeConfig, total_s: float = TOTAL_S) -> EngineBench:
         steps = _single_steps(sequence, together, info, skipped)
         samples = _sample(sequence, steps, filling, engine, prompts, total_s)
         bandwidth = max(bandwidth, read_bandwidth(info.threads))
+        dot_products = max(dot_products, _native.dot_product_peak(info.isa, info.threads))
     finally:
         program.close()
     return EngineBench(
@@ -241,6 +271,7 @@ def measure(config: ServeConfig, total_s: float = TOTAL_S) -> EngineBench:
         skipped=skipped,
         engine={streams: figure(samples[f"engine {streams}"]) for streams in STREAMS},
         read_bytes_per_s=bandwidth,
+        dot_products_per_s=dot_products,
         load_s=load_s,
         load_rss_bytes=load_rss_bytes,
         peak_rss_bytes=peak_resident_bytes(),
