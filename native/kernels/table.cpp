@@ -22,6 +22,8 @@ const Kernels& kernels() {
       rope,
       softcap,
       attention,
+      attention_products,
+      attention_values,
       sample,
       gumbel,
   };
