@@ -35,8 +35,7 @@ class AttentionOp final : public Op {
  public:
   AttentionOp(int input, AttentionSpec spec, int output) : input_(input), spec_(spec), output_(output) {}
 
-  // Cuts the step into tiles of query vectors of one KV head. Costs are about rows visited; threads take runs of tiles
-  // of about equal cost.
+  // Cuts the step into tiles of query vectors of one KV head. Costs are about rows visited.
   void prepare(Program& p) override {
     shares_.clear();
     const Batch& b = p.batch();
@@ -46,65 +45,156 @@ class AttentionOp final : public Op {
     // With one row a sequence, and a KV head's query heads in one tile, a tile reads no K or V of this step but its
     // own.
     independent_ = b.rows == b.sequences && group <= kAttentionTile;
-    int64_t total = 0;
+    size_t products = 0;
+    total_ = 0;
     for (int s = 0; s < b.sequences; ++s)
       for (int row = b.row_offsets[s]; row < b.row_offsets[s + 1]; row += tile_rows) {
         const int rows = std::min(tile_rows, b.row_offsets[s + 1] - row);
         for (int kv = 0; kv < spec_.kv_heads; ++kv)
           for (int h = 0; h < group; h += tile_heads) {
             const int heads = std::min(tile_heads, group - h);
-            int context = p.cache_row(row + rows - 1) + 1;
-            if (spec_.window > 0) context = std::min(context, spec_.window + rows);
-            const int64_t cost = static_cast<int64_t>(context) * (rows * heads + 1) + 32;
-            shares_.push_back({s, row, rows, kv, kv * group + h, heads, cost});
-            total += cost;
+            const int last = p.cache_row(row + rows - 1) + 1;
+            const int first = spec_.window > 0 ? std::max(0, p.cache_row(row) + 1 - spec_.window) : 0;
+            AttentionShare tile{s, row, rows, kv, kv * group + h, heads, 0, 0, 0, products};
+            tile.first_page = first / kPageRows;
+            tile.pages = (last + kPageRows - 1) / kPageRows;
+            tile.cost = static_cast<int64_t>(last - first) * (rows * heads + 1) + 32;
+            products += static_cast<size_t>(tile.pages) * kPageRows * static_cast<size_t>(rows * heads);
+            shares_.push_back(tile);
+            total_ += tile.cost;
           }
       }
-    total_ = total;
+    divisible_ = static_cast<int>(shares_.size()) <= kTilesToDivide * p.options().threads && total_ > kCostOfDividing;
+    if (divisible_) p.reserve_attention(products);
   }
 
   bool run(Program& p, int thread) override {
     if (!independent_) {
-      const int slots = spec_.heads + spec_.kv_heads;
-      const Range units = share(p.batch().rows * slots, thread, p.team().size());
-      for (int u = units.begin; u < units.end; ++u) {
-        const int row = u / slots, slot = u % slots;
-        slot < spec_.heads ? turn_query(p, row, slot) : store(p, row, slot - spec_.heads);
-      }
+      const Range units = share(p.batch().rows * spec_.kv_heads, thread, p.team().size());
+      for (int u = units.begin; u < units.end; ++u) store(p, u / spec_.kv_heads, u % spec_.kv_heads);
       if (!p.team().barrier(thread)) return false;
     }
+    const Cut cut(*this, p.team().size());
     int64_t before = 0;
-    for (const AttentionShare& s : shares_) {
-      // A tile belongs to the thread in whose part of the total cost its middle lies.
-      const int owner = static_cast<int>((before + s.cost / 2) * p.team().size() / total_);
-      before += s.cost;
-      if (owner != thread) continue;
-      if (independent_) {
-        for (int h = s.head; h < s.head + s.heads; ++h) turn_query(p, s.row, h);
-        store(p, s.row, s.kv_head);
+    for (size_t i = 0; i < shares_.size(); before += shares_[i++].cost) {
+      const AttentionShare& s = shares_[i];
+      if (cut.divides(before, s)) {
+        const Range pages = cut.pages(before, s, thread);
+        if (pages.begin == pages.end) continue;
+        // The row of this step lies in the last page.
+        if (independent_ && pages.end == s.pages) store(p, s.row, s.kv_head);
+        attend(p, s, thread, [&](const AttentionItem& item) {
+          p.kernels().attention_products(p.pages().format(), item, pages.begin, pages.end);
+        });
+      } else if (cut.owner(before, s) == thread) {
+        if (independent_) store(p, s.row, s.kv_head);
+        if (i + 1 < shares_.size()) fetch(p, shares_[i + 1]);
+        attend(p, s, thread, [&](const AttentionItem& item) { p.kernels().attention(p.pages().format(), item); });
       }
-      attend(p, s, thread);
+    }
+    if (!cut.any()) return true;
+    if (!p.team().barrier(thread)) return false;
+    // Results of the divided tiles, in stretches of 16 elements. The team may have become smaller.
+    const int stretches = spec_.head_dim / 16;
+    int divided = 0;
+    before = 0;
+    for (const AttentionShare& s : shares_) {
+      divided += cut.divides(before, s);
+      before += s.cost;
+    }
+    const Range mine = share(divided * stretches, thread, p.team().size());
+    before = 0;
+    divided = 0;
+    for (const AttentionShare& s : shares_) {
+      const bool here = cut.divides(before, s);
+      before += s.cost;
+      if (!here) continue;
+      const int begin = std::max(0, mine.begin - divided * stretches) * 16;
+      const int end = std::min(stretches, mine.end - divided * stretches) * 16;
+      ++divided;
+      if (begin < end)
+        attend(p, s, thread,
+               [&](const AttentionItem& item) { p.kernels().attention_values(p.pages().format(), item, begin, end); });
     }
     return true;
   }
 
  private:
-  void turn_query(Program& p, int row, int head) const {
+  // Beyond so many tiles a thread, whole tiles balance well enough.
+  static constexpr int kTilesToDivide = 4;
+  // What must be gained, in units of cost, to pay for a barrier and for weights that several threads compute: about
+  // two microseconds.
+  static constexpr int64_t kCostOfDividing = 1500;
+
+  // Who does what: threads have equal parts of the total cost. A tile belongs to the thread in whose part its middle
+  // lies; if that leaves a thread with much more than its part, the tiles that a border goes through are divided.
+  class Cut {
+   public:
+    Cut(const AttentionOp& op, int threads) : total_(op.total_), threads_(threads) {
+      if (!op.divisible_ || threads == 1) return;
+      int64_t before = 0, load = 0, most = 0;
+      int current = 0;
+      for (const AttentionShare& s : op.shares_) {
+        const int thread = owner(before, s);
+        load = thread == current ? load + s.cost : s.cost;
+        current = thread;
+        most = std::max(most, load);
+        before += s.cost;
+      }
+      divided_ = most - total_ / threads > std::max(kCostOfDividing, most / 16);
+    }
+
+    int owner(int64_t before, const AttentionShare& s) const {
+      return static_cast<int>((before + s.cost / 2) * threads_ / total_);
+    }
+    bool any() const { return divided_; }
+    // Whether a border between two threads goes through the tile.
+    bool divides(int64_t before, const AttentionShare& s) const {
+      return divided_ && before * threads_ / total_ != ((before + s.cost) * threads_ - 1) / total_;
+    }
+    // The pages of a divided tile that a thread has.
+    Range pages(int64_t before, const AttentionShare& s, int thread) const {
+      const auto border = [&](int t) {
+        const int64_t at = std::clamp(total_ * t / threads_ - before, int64_t{0}, s.cost);
+        return s.first_page + static_cast<int>((s.pages - s.first_page) * at / s.cost);
+      };
+      return {border(thread), border(thread + 1)};
+    }
+
+   private:
+    const int64_t total_;
+    const int threads_;
+    bool divided_ = false;
+  };
+
+  // Asks for the queries of the tile to come, and the lines of its results.
+  void fetch(Program& p, const AttentionShare& s) const {
     const Value& in = p.value(input_);
-    float* x = in.data + static_cast<size_t>(row) * in.stride + head * spec_.head_dim;
-    turn(p, row, x, spec_.query_norm, spec_.scale);
+    const Value& out = p.value(output_);
+    const int count = s.heads * spec_.head_dim;
+    for (int r = s.row; r < s.row + s.rows; ++r) {
+      const float* query = in.data + static_cast<size_t>(r) * in.stride + s.head * spec_.head_dim;
+      const float* result = out.data + static_cast<size_t>(r) * out.stride + s.head * spec_.head_dim;
+      for (int i = 0; i < count; i += 16) {
+        __builtin_prefetch(query + i, 0);
+        __builtin_prefetch(result + i, 1);
+      }
+    }
   }
 
-  // Norm, rotation and scale of one head, in place.
-  void turn(Program& p, int row, float* x, const NormSpec& norm, float scale) const {
-    if (norm.weight >= 0) p.kernels().rms_norm(x, p.vector(norm.weight), norm.offset, norm.eps, spec_.head_dim, x);
+  // Norm, rotation and scale of one head; may be in place.
+  void turn(Program& p, int row, const float* x, const NormSpec& norm, float scale, float* out) const {
+    if (norm.weight >= 0) {
+      p.kernels().rms_norm(x, p.vector(norm.weight), norm.offset, norm.eps, spec_.head_dim, out);
+      x = out;
+    }
     if (spec_.rope >= 0) {
       const RopeTable& t = p.rope(spec_.rope);
       const size_t half = t.frequencies.size(), at = static_cast<size_t>(row) * half;
       p.kernels().rope(x, t.cosine.data() + at, t.sine.data() + at, static_cast<int>(half) * 2, spec_.head_dim, scale,
-                       x);
+                       out);
     } else {
-      for (int d = 0; d < spec_.head_dim; ++d) x[d] *= scale;
+      for (int d = 0; d < spec_.head_dim; ++d) out[d] = x[d] * scale;
     }
   }
 
@@ -125,7 +215,7 @@ class AttentionOp final : public Op {
     float* keys = in.data + static_cast<size_t>(row) * in.stride + spec_.heads * spec_.head_dim;
     float* k = keys + head * spec_.head_dim;
     const float* v = keys + (spec_.kv_heads + head) * spec_.head_dim;
-    turn(p, row, k, spec_.key_norm, 1.0f);
+    turn(p, row, k, spec_.key_norm, 1.0f, k);
     KvPages& pages = p.pages();
     const int at = p.cache_row(row);
     uint8_t* page = pages.page(p.page_table(p.sequence_of(row))[at / kPageRows]);
@@ -150,22 +240,26 @@ class AttentionOp final : public Op {
     }
   }
 
-  void attend(Program& p, const AttentionShare& s, int thread) const {
+  // Turns the tile's queries and calls work(item). An item of a divided tile that has its products needs no queries,
+  // but they are few.
+  template <class F>
+  void attend(Program& p, const AttentionShare& s, int thread, F work) const {
     const Value& in = p.value(input_);
     const Value& out = p.value(output_);
-    const float* query[kAttentionTile];
     float* output[kAttentionTile];
     int limit[kAttentionTile], first[kAttentionTile];
+    float* query = p.private_normed(thread);
     int count = 0;
     for (int r = s.row; r < s.row + s.rows; ++r)
       for (int h = s.head; h < s.head + s.heads; ++h, ++count) {
-        query[count] = in.data + static_cast<size_t>(r) * in.stride + h * spec_.head_dim;
+        const float* x = in.data + static_cast<size_t>(r) * in.stride + h * spec_.head_dim;
+        turn(p, r, x, spec_.query_norm, spec_.scale, query + count * kAttentionStride);
         output[count] = out.data + static_cast<size_t>(r) * out.stride + h * spec_.head_dim;
         limit[count] = p.cache_row(r) + 1;
         first[count] = spec_.window > 0 ? std::max(0, limit[count] - spec_.window) : 0;
       }
     const KvPages& pages = p.pages();
-    AttentionItem item;
+    AttentionItem item{};
     item.query = query;
     item.output = output;
     item.limit = limit;
@@ -177,13 +271,16 @@ class AttentionOp final : public Op {
     item.page_bytes = pages.page_bytes();
     item.key_offset = pages.key_offset(spec_.layer, s.kv_head);
     item.value_offset = pages.value_offset(spec_.layer, s.kv_head);
-    if (pages.format() == KvFormat::Q8) {
+    item.scaled = pages.format() == KvFormat::Q8;
+    if (item.scaled) {
       item.key_scale_offset = pages.key_scale_offset(spec_.layer, s.kv_head);
       item.value_scale_offset = pages.value_scale_offset(spec_.layer, s.kv_head);
     }
     item.softcap = spec_.softcap;
-    item.scratch = p.private_normed(thread);
-    p.kernels().attention(pages.format(), item);
+    item.scratch = query + kAttentionTile * kAttentionStride;
+    item.products = p.attention_products() + s.products;
+    item.product_pages = s.pages;
+    work(item);
   }
 
   const int input_;
@@ -191,7 +288,7 @@ class AttentionOp final : public Op {
   const int output_;
   std::vector<AttentionShare> shares_;
   int64_t total_ = 0;
-  bool independent_ = false;
+  bool independent_ = false, divisible_ = false;
 };
 
 std::unique_ptr<Op> make_attention(int input, AttentionSpec spec, int output) {

@@ -50,7 +50,9 @@ struct Batch {
 // A stretch of attention work: rows of a sequence times query heads of one KV head.
 struct AttentionShare {
   int sequence, row, rows, kv_head, head, heads;
+  int first_page, pages;  // of the sequence's table: those from first_page to pages - 1 are seen
   int64_t cost;
+  size_t products;  // where its products lie if threads divide it
 };
 
 class Op;
@@ -181,6 +183,12 @@ class Program {
   // A thread's own [kRowBlock][widest()].
   float* private_normed(int thread);
   size_t widest() const { return widest_; }
+  // Products of queries and keys that threads leave for one another within an attention op. Reserved before a step's
+  // threads start.
+  void reserve_attention(size_t floats) {
+    if (attention_products_.size() < floats) attention_products_.resize(floats);
+  }
+  float* attention_products() { return attention_products_.data(); }
 
   // Up to this many rows every thread prepares its own copy of a linear's input: cheaper than a barrier.
   static constexpr int kPrivateRows = 4;
@@ -241,6 +249,7 @@ class Program {
   float* normed_ = nullptr;
   std::vector<Mapping> scratch_;
   std::vector<Mapping> sample_scratch_;
+  std::vector<float> attention_products_;
 
   Batch* batch_ = nullptr;
   std::vector<int> row_sequence_, row_cache_;

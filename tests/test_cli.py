@@ -170,6 +170,8 @@ def test_generate_passes_on_every_option(fake: dict[str, Any]) -> None:
         "kv_memory_bytes": None,
         "max_running": 5,
         "max_batch_tokens": 64,
+        "speculate": "off",
+        "drafter": None,
     }
 
 

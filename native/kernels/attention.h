@@ -4,5 +4,7 @@
 namespace tenfold::TENFOLD_LEVEL {
 
 void attention(KvFormat format, const AttentionItem& item);
+void attention_products(KvFormat format, const AttentionItem& item, int begin, int end);
+void attention_values(KvFormat format, const AttentionItem& item, int begin, int end);
 
 }  // namespace tenfold::TENFOLD_LEVEL

@@ -126,13 +126,21 @@ void gate(Activation activation, const float* a, const float* b, int count, floa
 
 void rope(const float* x, const float* cosine, const float* sine, int rotary, int width, float scale, float* out) {
   const int half = rotary / 2;
-  for (int i = 0; i < half; ++i) {
+  const VF factor = set1(scale);
+  int i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const VF a = mul(load(x + i), factor), b = mul(load(x + i + half), factor);
+    const VF c = load(cosine + i), s = load(sine + i);
+    store(out + i, fma(a, c, mul(mul(b, s), set1(-1.0f))));
+    store(out + i + half, fma(b, c, mul(a, s)));
+  }
+  for (; i < half; ++i) {
     const float a = x[i] * scale, b = x[i + half] * scale;
     const float as = a * sine[i], bs = b * sine[i];
     out[i] = __builtin_fmaf(a, cosine[i], -bs);
     out[i + half] = __builtin_fmaf(b, cosine[i], as);
   }
-  for (int i = rotary; i < width; ++i) out[i] = x[i] * scale;
+  for (i = rotary; i < width; ++i) out[i] = x[i] * scale;
 }
 
 void softcap(float* x, int count, float cap) {

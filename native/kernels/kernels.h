@@ -10,12 +10,17 @@ namespace tenfold {
 
 enum class Activation : uint8_t { None, Silu, Gelu };
 
-// One attention work item: query vectors of one KV head against the pages of one sequence.
+constexpr int kAttentionTile = 12;  // most query vectors of a tile
+// Floats from one vector of a tile to the next. A constant, so that kernels find them without pointers; no power of
+// two, whose multiples share cache sets.
+constexpr int kAttentionStride = 512 + 16;
+
+// A tile of attention: query vectors of one KV head against the pages of one sequence.
 struct AttentionItem {
-  const float* const* query;  // [count] vectors of head_dim, already scaled and rotated
-  float* const* output;       // [count] vectors of head_dim
-  const int* limit;           // [count] the vector sees cache rows first .. limit - 1
-  const int* first;           // [count] (sliding window)
+  const float* query;    // [count][kAttentionStride], already scaled and rotated
+  float* const* output;  // [count] vectors of head_dim
+  const int* limit;      // [count] the vector sees cache rows first .. limit - 1
+  const int* first;      // [count] (sliding window)
   int count;
   int head_dim;
   const int32_t* pages;  // the sequence's page table
@@ -23,12 +28,15 @@ struct AttentionItem {
   size_t page_bytes;
   size_t key_offset;                            // of this layer's and head's K [dim][16] within a page
   size_t value_offset;                          // of V [16][dim]
-  size_t key_scale_offset, value_scale_offset;  // of their scales [16], in Q8
-  float softcap;                                // 0: none
-  float* scratch;                               // kAttentionTile * (head_dim + 64) floats
+  size_t key_scale_offset, value_scale_offset;  // of their scales [16], if scaled
+  size_t bias_offset;                           // of what is added to the scores [16], if biased
+  bool scaled, biased;
+  float softcap;   // 0: none
+  float* scratch;  // kAttentionTile * kAttentionStride floats
+  // Of a tile that several threads divide: [count][product_pages][16] floats.
+  float* products;
+  int product_pages;  // at least those that the limits reach into
 };
-
-constexpr int kAttentionTile = 12;
 
 // What of the linear family may be chosen per machine. No choice changes a bit of any result.
 struct LinearTuning {
@@ -90,6 +98,10 @@ struct Kernels {
   void (*softcap)(float* x, int count, float cap);
 
   void (*attention)(KvFormat format, const AttentionItem& item);
+  // The same in two halves, for threads that divide a tile: products of queries and keys, for pages begin .. end - 1
+  // of the table; once all pages have theirs, elements begin .. end - 1 (multiples of 16) of the results.
+  void (*attention_products)(KvFormat format, const AttentionItem& item, int begin, int end);
+  void (*attention_values)(KvFormat format, const AttentionItem& item, int begin, int end);
 
   // May change `logits` in place (bias and penalties). top_*: [logprobs].
   SampleResult (*sample)(float* logits, int vocab, const SampleParams& p, SampleScratch scratch, int32_t* top_tokens,

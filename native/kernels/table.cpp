@@ -23,6 +23,8 @@ const Kernels& kernels() {
       rope,
       softcap,
       attention,
+      attention_products,
+      attention_values,
       sample,
       gumbel,
       best_row,
