@@ -190,10 +190,12 @@ class LinearOp final : public Op {
     }
     const Value& add = p.value(residual_);
     const float* from = add.data + static_cast<size_t>(row) * add.stride + column;
-    for (int r = 0; r < count; ++r)
-      for (int c = 0; c < columns; ++c)
-        to[static_cast<size_t>(r) * out.stride + static_cast<size_t>(c)] =
-            from[static_cast<size_t>(r) * add.stride + static_cast<size_t>(c)] + sums[r * kPanel + c];
+    for (int r = 0; r < count; ++r) {
+      const float* old = from + static_cast<size_t>(r) * add.stride;
+      float summed[kPanel];  // apart: the output may be the residual, which the compiler cannot see to be harmless
+      for (int c = 0; c < columns; ++c) summed[c] = old[c] + sums[r * kPanel + c];
+      std::memcpy(to + static_cast<size_t>(r) * out.stride, summed, static_cast<size_t>(columns) * 4);
+    }
   }
 
   const int input_;

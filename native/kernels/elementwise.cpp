@@ -35,12 +35,13 @@ TENFOLD_INLINE Halves store_codes(const VI* whole, int8_t* codes) {
 // Symmetric, 127 levels a side, one scale per 32 elements, set by the largest that is no outlier (or by the outliers,
 // where they would not fit 127 steps of 128 levels).
 void quantize(const float* x, int cols, const QuantRows& to) {
-  V16 squares = set16(0.0f);
-  for (int i = 0; i < cols; i += 16) {
-    const V16 v = load16(x + i);
-    squares = fma16(v, v, squares);
+  V16 even = set16(0.0f), odd = set16(0.0f);
+  for (int i = 0; i < cols; i += kActGroup) {
+    const V16 v = load16(x + i), w = load16(x + i + 16);
+    even = fma16(v, v, even);
+    odd = fma16(w, w, odd);
   }
-  const float limit = sum_lanes(squares) / static_cast<float>(cols) * (kOutlier * kOutlier);
+  const float limit = sum_lanes(add16(even, odd)) / static_cast<float>(cols) * (kOutlier * kOutlier);
   if (!std::isfinite(limit))  // or only its square is too large
     for (int i = 0; i < cols; ++i)
       if (!std::isfinite(x[i])) return quantize_broken(cols, to);
