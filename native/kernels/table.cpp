@@ -1,5 +1,6 @@
 // The table of one ISA level.
 #include "attention.h"
+#include "cache.h"
 #include "elementwise.h"
 #include "kernels.h"
 #include "linear.h"
@@ -21,6 +22,7 @@ const Kernels& kernels() {
       gate,
       rope,
       softcap,
+      store_kv,
       attention,
       attention_products,
       attention_values,
