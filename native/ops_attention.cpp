@@ -1,36 +1,9 @@
 // Attention: norm and rotation of q and k, k and v into the pages, then every row over its sequence's pages.
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 
 #include "program.h"
 
 namespace tenfold {
-namespace {
-
-uint16_t to_bf16(float x) {  // nearest even; NaN stays NaN
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 64u);
-  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
-}
-
-// The step between codes of a row of 127 levels a side; 1 for a row of zeros. A row with NaN or infinity gets NaN.
-float scale_of(const float* x, int count) {
-  float peak = 0.0f;
-  for (int i = 0; i < count; ++i) {
-    if (!std::isfinite(x[i])) return NAN;
-    peak = std::max(peak, std::fabs(x[i]));
-  }
-  return peak > 1e-20f ? peak / 127.0f : 1.0f;
-}
-
-int8_t to_int8(float x, float scale) {
-  return std::isfinite(scale) ? static_cast<int8_t>(std::nearbyintf(std::clamp(x / scale, -127.0f, 127.0f))) : 0;
-}
-
-}  // namespace
-
 class AttentionOp final : public Op {
  public:
   AttentionOp(int input, AttentionSpec spec, int output) : input_(input), spec_(spec), output_(output) {}
@@ -71,7 +44,12 @@ class AttentionOp final : public Op {
   bool run(Program& p, int thread) override {
     if (!independent_) {
       const Range units = share(p.batch().rows * spec_.kv_heads, thread, p.team().size());
-      for (int u = units.begin; u < units.end; ++u) store(p, u / spec_.kv_heads, u % spec_.kv_heads);
+      for (int u = units.begin; u < units.end; ++u) {
+        const int row = u / spec_.kv_heads, head = u % spec_.kv_heads;
+        // Rows lie too far apart for the hardware to guess the next.
+        fetch_line(p, std::min(row + kRowsAhead, p.batch().rows - 1), head);
+        store(p, row, head);
+      }
       if (!p.team().barrier(thread)) return false;
     }
     const Cut cut(*this, p.team().size());
@@ -88,7 +66,6 @@ class AttentionOp final : public Op {
         });
       } else if (cut.owner(before, s) == thread) {
         if (independent_) store(p, s.row, s.kv_head);
-        if (i + 1 < shares_.size()) fetch(p, shares_[i + 1]);
         attend(p, s, thread, [&](const AttentionItem& item) { p.kernels().attention(p.pages().format(), item); });
       }
     }
@@ -125,6 +102,8 @@ class AttentionOp final : public Op {
   // What must be gained, in units of cost, to pay for a barrier and for weights that several threads compute: about
   // two microseconds.
   static constexpr int64_t kCostOfDividing = 1500;
+
+  static constexpr int kRowsAhead = 4;
 
   // Who does what: threads have equal parts of the total cost. A tile belongs to the thread in whose part its middle
   // lies; if that leaves a thread with much more than its part, the tiles that a border goes through are divided.
@@ -167,18 +146,13 @@ class AttentionOp final : public Op {
     bool divided_ = false;
   };
 
-  // Asks for the queries of the tile to come, and the lines of its results.
-  void fetch(Program& p, const AttentionShare& s) const {
+  void fetch_line(Program& p, int row, int head) const {
     const Value& in = p.value(input_);
-    const Value& out = p.value(output_);
-    const int count = s.heads * spec_.head_dim;
-    for (int r = s.row; r < s.row + s.rows; ++r) {
-      const float* query = in.data + static_cast<size_t>(r) * in.stride + s.head * spec_.head_dim;
-      const float* result = out.data + static_cast<size_t>(r) * out.stride + s.head * spec_.head_dim;
-      for (int i = 0; i < count; i += 16) {
-        __builtin_prefetch(query + i, 0);
-        __builtin_prefetch(result + i, 1);
-      }
+    const float* keys = in.data + static_cast<size_t>(row) * in.stride + (spec_.heads + head) * spec_.head_dim;
+    const float* values = keys + spec_.kv_heads * spec_.head_dim;
+    for (int d = 0; d < spec_.head_dim; d += 16) {
+      __builtin_prefetch(keys + d, 1);
+      __builtin_prefetch(values + d, 0);
     }
   }
 
@@ -198,17 +172,6 @@ class AttentionOp final : public Op {
     }
   }
 
-  template <class E, class Convert>
-  void write(uint8_t* page, size_t key_at, size_t value_at, int line, const float* k, const float* v,
-             Convert convert) const {
-    E* keys = reinterpret_cast<E*>(page + key_at) + line;
-    E* values = reinterpret_cast<E*>(page + value_at) + line * spec_.head_dim;
-    for (int d = 0; d < spec_.head_dim; ++d) {
-      keys[d * kPageRows] = convert(k[d]);
-      values[d] = convert(v[d]);
-    }
-  }
-
   // K and V of a head into the row's page.
   void store(Program& p, int row, int head) const {
     const Value& in = p.value(input_);
@@ -219,25 +182,13 @@ class AttentionOp final : public Op {
     KvPages& pages = p.pages();
     const int at = p.cache_row(row);
     uint8_t* page = pages.page(p.page_table(p.sequence_of(row))[at / kPageRows]);
-    const size_t key_at = pages.key_offset(spec_.layer, head), value_at = pages.value_offset(spec_.layer, head);
-    const int line = at % kPageRows;
-    switch (pages.format()) {
-      case KvFormat::F32:
-        return write<float>(page, key_at, value_at, line, k, v, [](float x) { return x; });
-      case KvFormat::BF16:
-        return write<uint16_t>(page, key_at, value_at, line, k, v, to_bf16);
-      case KvFormat::Q8:
-        break;
+    KvLine to{page + pages.key_offset(spec_.layer, head), page + pages.value_offset(spec_.layer, head), at % kPageRows,
+              nullptr, nullptr};
+    if (pages.format() == KvFormat::Q8) {
+      to.key_scale = reinterpret_cast<float*>(page + pages.key_scale_offset(spec_.layer, head)) + to.line;
+      to.value_scale = reinterpret_cast<float*>(page + pages.value_scale_offset(spec_.layer, head)) + to.line;
     }
-    const float key_scale = scale_of(k, spec_.head_dim), value_scale = scale_of(v, spec_.head_dim);
-    reinterpret_cast<float*>(page + pages.key_scale_offset(spec_.layer, head))[line] = key_scale;
-    reinterpret_cast<float*>(page + pages.value_scale_offset(spec_.layer, head))[line] = value_scale;
-    int8_t* keys8 = reinterpret_cast<int8_t*>(page + key_at) + line;
-    int8_t* values8 = reinterpret_cast<int8_t*>(page + value_at) + line * spec_.head_dim;
-    for (int d = 0; d < spec_.head_dim; ++d) {
-      keys8[d * kPageRows] = to_int8(k[d], key_scale);
-      values8[d] = to_int8(v[d], value_scale);
-    }
+    p.kernels().store_kv(pages.format(), to, k, v, spec_.head_dim);
   }
 
   // Turns the tile's queries and calls work(item). An item of a divided tile that has its products needs no queries,

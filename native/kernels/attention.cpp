@@ -103,6 +103,8 @@ PageView<E> view(const AttentionItem& item, int at, int after) {
 // N query vectors, and all that is kept of them from page to page.
 template <int N>
 struct Block {
+  static constexpr int kBlockParts = (N + kLanes - 1) / kLanes;
+
   const AttentionItem& item;
   const int at;        // of the first of them within the tile
   const int* limit;    // [N]
@@ -137,8 +139,10 @@ struct Block {
     for (int part = 0; part < kParts; ++part) {
       VF sum[P][N];
       TENFOLD_UNROLL
-      for (int g = 0; g < P; ++g) TENFOLD_UNROLL
-      for (int n = 0; n < N; ++n) sum[g][n] = set1(0.0f);
+      for (int g = 0; g < P; ++g) {
+        TENFOLD_UNROLL
+        for (int n = 0; n < N; ++n) sum[g][n] = set1(0.0f);
+      }
       for (int d = 0; d < dim; ++d) {
         VF k[P];
         TENFOLD_UNROLL
@@ -154,8 +158,10 @@ struct Block {
         }
       }
       TENFOLD_UNROLL
-      for (int g = 0; g < P; ++g) TENFOLD_UNROLL
-      for (int n = 0; n < N; ++n) store(scores[g * N + n] + part * kLanes, sum[g][n]);
+      for (int g = 0; g < P; ++g) {
+        TENFOLD_UNROLL
+        for (int n = 0; n < N; ++n) store(scores[g * N + n] + part * kLanes, sum[g][n]);
+      }
     }
   }
 
@@ -184,33 +190,46 @@ struct Block {
     }
   }
 
-  // Products of a page into weights, and what the sums so far are worth now into corrections [N].
-  TENFOLD_APART void weigh(int index, float (*scores)[16], float* corrections) {
-    const uint8_t* page = item.pool + static_cast<size_t>(item.pages[index]) * item.page_bytes;
-    const int row = index * kPageRows;
-    if (item.scaled || item.biased || item.softcap > 0.0f || row < begins || row + kPageRows > ends)
-      adjust(page, row, scores);
-    const V16 highest = max_rows<N>(scores);
-    alignas(64) float next[16];
-    TENFOLD_UNROLL
-    for (int i = 0; i * kLanes < N; ++i) {
-      const VF before = load(peak + i * kLanes), here = highest.part[i];
-      const VF after = select_lt(before, here, here, before);
-      store(corrections + i * kLanes, exp_lane(sub(before, after)));
-      store(next + i * kLanes, after);
-      store(peak + i * kLanes, after);
+  // Products of P pages into weights, and what the sums before each page are worth from it on into corrections.
+  template <int P>
+  TENFOLD_APART void weigh(int index, float (*scores)[16], float (*corrections)[16]) {
+    const auto page = [&](int g) { return item.pool + static_cast<size_t>(item.pages[index + g]) * item.page_bytes; };
+    alignas(64) float peaks[P][16];
+    for (int g = 0; g < P; ++g) {
+      const int row = (index + g) * kPageRows;
+      if (item.scaled || item.biased || item.softcap > 0.0f || row < begins || row + kPageRows > ends)
+        adjust(page(g), row, scores + g * N);
     }
-    V16 scale = set16(1.0f);
-    if (item.scaled) scale = load16(reinterpret_cast<const float*>(page + item.value_scale_offset));
+    VF before[kBlockParts];
     TENFOLD_UNROLL
-    for (int n = 0; n < N; ++n) {
-      const V16 s = load16(scores[n]);
-      const VF after = set1(next[n]);
-      V16 w = exp16(each([&](int i) { return sub(s.part[i], after); }));
-      store16(total[n], fma16(load16(total[n]), set16(corrections[n]), w));
-      // Only what multiplies V has V's scale; the sum of the weights has not.
-      if (item.scaled) w = mul16(w, scale);
-      store16(scores[n], w);
+    for (int i = 0; i < kBlockParts; ++i) before[i] = load(peak + i * kLanes);
+    TENFOLD_UNROLL
+    for (int g = 0; g < P; ++g) {
+      const V16 highest = max_rows<N>(scores + g * N);
+      TENFOLD_UNROLL
+      for (int i = 0; i < kBlockParts; ++i) {
+        const VF here = highest.part[i], after = select_lt(before[i], here, here, before[i]);
+        store(corrections[g] + i * kLanes, exp_lane(sub(before[i], after)));
+        store(peaks[g] + i * kLanes, after);
+        before[i] = after;
+      }
+    }
+    TENFOLD_UNROLL
+    for (int i = 0; i < kBlockParts; ++i) store(peak + i * kLanes, before[i]);
+    for (int g = 0; g < P; ++g) {
+      V16 scale = set16(1.0f);
+      if (item.scaled) scale = load16(reinterpret_cast<const float*>(page(g) + item.value_scale_offset));
+      TENFOLD_UNROLL
+      for (int n = 0; n < N; ++n) {
+        float* score = scores[g * N + n];
+        const V16 s = load16(score);
+        const VF after = set1(peaks[g][n]);
+        V16 w = exp16(each([&](int i) { return sub(s.part[i], after); }));
+        store16(total[n], fma16(load16(total[n]), set16(corrections[g][n]), w));
+        // Only what multiplies V has V's scale; the sum of the weights has not.
+        if (item.scaled) w = mul16(w, scale);
+        store16(score, w);
+      }
     }
   }
 
@@ -221,32 +240,39 @@ struct Block {
     const int dim = item.head_dim;
     VF sum[N][W];
     TENFOLD_UNROLL
-    for (int n = 0; n < N; ++n) TENFOLD_UNROLL
-    for (int w = 0; w < W; ++w) sum[n][w] = load(sums + n * kStride + d + w * kLanes);
+    for (int n = 0; n < N; ++n) {
+      TENFOLD_UNROLL
+      for (int w = 0; w < W; ++w) sum[n][w] = load(sums + n * kStride + d + w * kLanes);
+    }
     for (int g = 0; g < P; ++g) {
       TENFOLD_UNROLL
-      for (int n = 0; n < N; ++n) TENFOLD_UNROLL
-      for (int w = 0; w < W; ++w) sum[n][w] = mul(sum[n][w], set1(corrections[g][n]));
+      for (int n = 0; n < N; ++n) {
+        TENFOLD_UNROLL
+        for (int w = 0; w < W; ++w) sum[n][w] = mul(sum[n][w], set1(corrections[g][n]));
+      }
       // Lines that nobody here may see are not even multiplied by 0: a page keeps what an earlier owner left in it.
       const int lines = std::min(last - row - g * kPageRows, kPageRows);
       const typename T::type* values = pages[g].values + d;
       const typename T::type* next = pages[g].next_values + d;
-      for (int j = 0; j < lines; ++j) {
+      const float* weight = weights[g * N];
+      for (int j = 0; j < lines; ++j, ++weight, values += dim, next += dim) {
         VF v[W];
-        fetch<W * kLanes * sizeof(typename T::type)>(next + j * dim);
+        fetch<W * kLanes * sizeof(typename T::type)>(next);
         TENFOLD_UNROLL
-        for (int w = 0; w < W; ++w) v[w] = T::get(values + j * dim + w * kLanes);
+        for (int w = 0; w < W; ++w) v[w] = T::get(values + w * kLanes);
         TENFOLD_UNROLL
         for (int n = 0; n < N; ++n) {
-          const VF p = set1(weights[g * N + n][j]);
+          const VF p = set1(weight[n * 16]);
           TENFOLD_UNROLL
           for (int w = 0; w < W; ++w) sum[n][w] = fma(v[w], p, sum[n][w]);
         }
       }
     }
     TENFOLD_UNROLL
-    for (int n = 0; n < N; ++n) TENFOLD_UNROLL
-    for (int w = 0; w < W; ++w) store(sums + n * kStride + d + w * kLanes, sum[n][w]);
+    for (int n = 0; n < N; ++n) {
+      TENFOLD_UNROLL
+      for (int w = 0; w < W; ++w) store(sums + n * kStride + d + w * kLanes, sum[n][w]);
+    }
   }
 
   // Calls step<P>(page) for the pages begin .. end - 1, several at a time as long as there are.
@@ -296,7 +322,7 @@ struct Block {
         std::memcpy(scores, kept(index), sizeof scores);
       else
         multiply<T, P>(views, scores);
-      for (int g = 0; g < P; ++g) weigh(index + g, scores + g * N, corrections[g]);
+      weigh<P>(index, scores, corrections);
       int d = begin;
       for (; d + kWide * kLanes <= end; d += kWide * kLanes)
         add_values<T, P, kWide>(views, index * kPageRows, d, scores, corrections);

@@ -45,6 +45,14 @@ struct LinearTuning {
   size_t block_bytes = size_t{256} << 10;  // codes of the rows that a thread puts through all panels at a time
 };
 
+// Where K and V of a row go: a line of a page.
+struct KvLine {
+  uint8_t* keys;    // [dim][16]
+  uint8_t* values;  // [16][dim]
+  int line;
+  float *key_scale, *value_scale;  // of the line, in Q8
+};
+
 struct SampleParams {
   float temperature, top_p, min_p, repetition, presence, frequency;
   int top_k;
@@ -97,6 +105,8 @@ struct Kernels {
   void (*rope)(const float* x, const float* cosine, const float* sine, int rotary, int width, float scale, float* out);
   void (*softcap)(float* x, int count, float cap);
 
+  // dim is a multiple of 16, at most 512.
+  void (*store_kv)(KvFormat format, const KvLine& to, const float* k, const float* v, int dim);
   void (*attention)(KvFormat format, const AttentionItem& item);
   // The same in two halves, for threads that divide a tile: products of queries and keys, for pages begin .. end - 1
   // of the table; once all pages have theirs, elements begin .. end - 1 (multiples of 16) of the results.

@@ -195,13 +195,6 @@ TENFOLD_INLINE VI load_int8(const int8_t* p) {
 
 constexpr int kParts = 16 / kLanes;
 
-TENFOLD_INLINE uint16_t to_bf16(float x) {  // nearest even; NaN stays NaN
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 64u);
-  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
-}
-
 // Sixteen lanes.
 struct V16 {
   VF part[kParts];

@@ -1,5 +1,6 @@
 // The table of one ISA level.
 #include "attention.h"
+#include "cache.h"
 #include "draft.h"
 #include "elementwise.h"
 #include "kernels.h"
@@ -22,6 +23,7 @@ const Kernels& kernels() {
       gate,
       rope,
       softcap,
+      store_kv,
       attention,
       attention_products,
       attention_values,
