@@ -86,7 +86,7 @@ def test_never_slower_and_near_the_best_fixed_choice(name: str) -> None:
     assert speedup >= 0.95 * fixed, best
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("batch", [1, 3, 6, 11, 16])
 def test_unguessable_text_costs_next_to_nothing(batch: int, seed: int) -> None:
     """On text nobody can guess, asking and learning together cost at most 1.2 percent of simulated time, so

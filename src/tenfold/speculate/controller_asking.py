@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import NamedTuple
 
 from tenfold.speculate.acceptance import shifted
@@ -17,12 +18,13 @@ _HALVING_STEPS = 1000.0
 # The time, in plain steps, that a drafter is trusted with at the start.
 _TRUST_STEPS = 2.0
 # Gains are estimates: asking must bring so much more than it costs.
-_MARGIN = 1.2
-_GAIN_RATE = 0.08
+_MARGIN = 1.1
+_GAIN_RATE = 0.05
 # What is known of a sequence fades when a drafter is not asked, in so many steps to a half, after so many.
 _FADING_STEPS = 64.0
 _SOON = 8
 _LEAST_CHANCE = 0.02
+_LEAST_ROOM = 0.02
 
 
 class Weighed(NamedTuple):
@@ -45,6 +47,12 @@ class Terms(NamedTuple):
     """Tokens per millisecond."""
     plain_ms: float
     """A step without drafts."""
+
+    @property
+    def room(self) -> float:
+        """What gains shrink by as the price rises from 0 to 1: those of chances that are spread evenly do so
+        with its square. Gains are learnt and used in this unit, so that they hold when the load changes."""
+        return max(_LEAST_ROOM, (1.0 - self.price) ** 2) if self.price < 1.0 else 0.0
 
 
 class Asker:
@@ -87,6 +95,7 @@ class Asker:
         at most, cheapest first, so that a costly one is asked where the others found nothing."""
         best: list[Weighed | None] = [None] * len(runs)
         values = [0.0] * len(runs)
+        room = terms.room
         sources = self.sources
         if len(sources) > 1:
             sources = sorted(sources, key=lambda source: source.cost_ms(1))
@@ -94,20 +103,21 @@ class Asker:
             asked = self._whom(source, runs, values, free, terms)
             if not asked:
                 continue
-            length = source.length(terms.rate, terms.plain_ms, len(asked))
+            length = source.length(terms.rate / room if room else inf, terms.plain_ms, len(asked))
             began = self._clock()
             lengths = [min(length, limits[i]) for i in asked]
             drafts = source.drafter.propose([sequences[i] for i in asked], lengths)
             profile = [0.0] * length
             for i, most, draft in zip(asked, lengths, drafts, strict=True):
                 found, value = self._weigh(source, runs[i], draft, most, terms, profile)
-                self._learn_gain(source, runs[i], values[i], value)
+                self._learn_gain(source, runs[i], values[i], value, room)
                 if found is not None and (best[i] is None or value > values[i]):
                     best[i], values[i] = found, value
             took = (self._clock() - began) * 1e3
             self.spent_ms += took
             source.took(len(asked), length, took)
-            source.learn_profile(profile, len(asked))
+            if room:
+                source.learn_profile([gain / room for gain in profile], len(asked))
         return best
 
     def _whom(
@@ -117,10 +127,11 @@ class Asker:
         index = source.index
         each = _MARGIN * source.each_ms * terms.rate
         asked: list[int] = []
-        if terms.price < 1.0:
+        room = terms.room
+        if room:
             surplus = -_MARGIN * source.call_ms * terms.rate
             for i in free:
-                gain = runs[i].gains[index][context_of(values[i])]
+                gain = runs[i].gains[index][context_of(values[i])] * room
                 if gain > each:
                     asked.append(i)
                     surplus += gain - each
@@ -158,7 +169,6 @@ class Asker:
         least = max(_LEAST_CHANCE, 0.25 * min(terms.price, 1.0))
         added = terms.added
         value = expected = 0.0
-        verified = 0
         chance = claimed = 1.0
         chances: list[float] = []
         cells: list[int] = []
@@ -170,26 +180,27 @@ class Asker:
             cells.append(c)
             chances.append(chance)
             expected += chance
-            if expected - added[j + 1] > value:
-                value = expected - added[j + 1]
-                verified = j + 1
+            gain = expected - added[j + 1] - value
+            if gain > 0.0:
+                value += gain
+                profile[j] += gain
             elif chance < least:
                 break
-        for j in range(verified):
-            profile[j] += chances[j] - added[verified] / verified
         run.fresh.append(Shadow(source.index, tokens, cells, 0, run.length))
         return Weighed(source.index, tokens, chances), value
 
-    def _learn_gain(self, source: Source, run: Run, before: float, value: float) -> None:
+    def _learn_gain(self, source: Source, run: Run, before: float, value: float, room: float) -> None:
         """Asking found a draft of this value, where drafters before had found one of value ``before``."""
         gain = max(0.0, value - before)
         if gain > 0.0:
             source.paid_step = self.step
-        context = context_of(before)
-        gains = run.gains[source.index]
-        gap = self.step - run.asked[source.index]
-        gains[context] += (gain - gains[context]) * min(0.5, _GAIN_RATE * gap)
-        run.namespace.learn_gain(source.index, context, gain)
+        if room:
+            # Where no draft can pay, nothing is learnt of how much one would.
+            context = context_of(before)
+            gains = run.gains[source.index]
+            gap = self.step - run.asked[source.index]
+            gains[context] += (gain / room - gains[context]) * min(0.5, _GAIN_RATE * gap)
+            run.namespace.learn_gain(source.index, context, gain / room)
         run.asked[source.index] = self.step
 
     def score(self, run: Run, drawn: Sequence[int], index: int) -> None:
