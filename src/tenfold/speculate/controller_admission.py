@@ -11,8 +11,8 @@ from tenfold.speculate.cost_curve_live import LiveCurve
 _WORTH_TIMING = 0.2
 
 
-def admit(best: Sequence[Weighed | None], added: Sequence[float]) -> list[int]:
-    """How many tokens of each draft bring most, all together, beyond what their rows cost.
+def admit(best: Sequence[Weighed | None], added: Sequence[float]) -> tuple[list[int], float]:
+    """How many tokens of each draft bring most, all together, beyond what their rows cost, and how much.
 
     ``added[k]``: what k rows more cost, in tokens; more rows than it tells of are not to be had. The chances
     of a draft fall, so the k likeliest tokens are the best k and never leave one out before another.
@@ -28,7 +28,7 @@ def admit(best: Sequence[Weighed | None], added: Sequence[float]) -> list[int]:
             chosen = k + 1
     for k in range(chosen):
         counts[candidates[k][1]] += 1
-    return counts
+    return counts, most
 
 
 def more_to_time(

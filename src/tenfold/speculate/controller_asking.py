@@ -25,6 +25,8 @@ _FADING_STEPS = 64.0
 _SOON = 8
 _LEAST_CHANCE = 0.02
 _LEAST_ROOM = 0.02
+_TOGETHER_MEMORY = 64.0
+_TOGETHER_PRIOR = 2.0
 
 
 class Weighed(NamedTuple):
@@ -34,6 +36,8 @@ class Weighed(NamedTuple):
     tokens: Sequence[int]
     chances: list[float]
     """That the first 1, 2 ... stand, with caution; falls."""
+    value: float
+    """Tokens that it would bring beyond its rows, were it the only one in the step."""
 
 
 class Terms(NamedTuple):
@@ -68,11 +72,25 @@ class Asker:
         self.spent_ms = 0.0
         """In drafters, in this step."""
         self._clock = clock
+        # By the batch's size, roughly: what drafts brought in steps that all sequences were asked for, and
+        # what they would have brought one by one, in tokens, decayed. The cheapest rows are shared.
+        self._together = [_TOGETHER_PRIOR] * 32
+        self._alone = [_TOGETHER_PRIOR] * 32
+        self._asked_all = False
 
     def begin_step(self) -> None:
         """Before anything is asked in a step."""
         self.step += 1
         self.spent_ms = 0.0
+        self._asked_all = False
+
+    def admitted(self, best: Sequence[Weighed | None], surplus: float) -> None:
+        """Tokens that the admitted drafts bring, all together, beyond their rows."""
+        alone = sum(draft.value for draft in best if draft is not None)
+        if self._asked_all and alone > 0.0:
+            b, keep = len(best).bit_length(), 1.0 - 1.0 / _TOGETHER_MEMORY
+            self._together[b] = self._together[b] * keep + surplus
+            self._alone[b] = self._alone[b] * keep + alone
 
     def grant(self, step_ms: float, sequences: int, most_ms: float) -> None:
         """A step went by: allowances grow, up to ``most_ms`` or one call."""
@@ -106,6 +124,7 @@ class Asker:
             length = source.length(terms.rate / room if room else inf, terms.plain_ms, len(asked))
             began = self._clock()
             lengths = [min(length, limits[i]) for i in asked]
+            self._asked_all = self._asked_all or len(asked) == len(free)
             drafts = source.drafter.propose([sequences[i] for i in asked], lengths)
             profile = [0.0] * length
             for i, most, draft in zip(asked, lengths, drafts, strict=True):
@@ -129,9 +148,11 @@ class Asker:
         asked: list[int] = []
         room = terms.room
         if room:
+            b = len(runs).bit_length()
+            scale = room * self._together[b] / self._alone[b]
             surplus = -_MARGIN * source.call_ms * terms.rate
             for i in free:
-                gain = runs[i].gains[index][context_of(values[i])] * room
+                gain = runs[i].gains[index][context_of(values[i])] * scale
                 if gain > each:
                     asked.append(i)
                     surplus += gain - each
@@ -187,7 +208,7 @@ class Asker:
             elif chance < least:
                 break
         run.fresh.append(Shadow(source.index, tokens, cells, 0, run.length))
-        return Weighed(source.index, tokens, chances), value
+        return Weighed(source.index, tokens, chances, value), value
 
     def _learn_gain(self, source: Source, run: Run, before: float, value: float, room: float) -> None:
         """Asking found a draft of this value, where drafters before had found one of value ``before``."""
