@@ -185,7 +185,8 @@ class Asker:
         if not tokens:
             return None, 0.0
         low, cell = source.calibration.low, source.calibration.cell
-        factor = odds.factor * run.namespace.odds[source.index].factor
+        common = run.namespace.odds[source.index].factor
+        own, share = odds.factor * common, run.namespace.blends[source.index].share
         # Beyond that a token will not be verified, so it need not be looked at.
         least = max(_LEAST_CHANCE, 0.25 * min(terms.price, 1.0))
         added = terms.added
@@ -196,8 +197,9 @@ class Asker:
         for j in range(min(len(tokens), most, len(added) - 1)):
             c = cell(quality, j, survival[j] / claimed if claimed > 0.0 else 0.0)
             claimed = survival[j]
-            p = low[c] * factor
-            chance *= p / (1.0 - low[c] + p)
+            p = low[c]
+            here = p * common / (1.0 - p + p * common)
+            chance *= here + share * (p * own / (1.0 - p + p * own) - here)
             cells.append(c)
             chances.append(chance)
             expected += chance
@@ -240,12 +242,13 @@ class Asker:
         """What is left of the draft to compare; None once it failed or came true to its end."""
         source, tokens, cells, position, at = shadow
         calibration = self.sources[source].calibration
-        namespace, odds = run.namespace.odds[source], run.odds[source]
+        namespace, odds, blend = run.namespace.odds[source], run.odds[source], run.namespace.blends[source]
         for token in drawn:
             cell = cells[position]
             stood = tokens[position] == token
             mean = calibration.mean[cell]
             here = shifted(mean, namespace.factor)
+            blend.add(here, shifted(here, odds.factor), stood)
             odds.add(here, stood)
             namespace.add(mean, stood)
             calibration.add(cell, stood)

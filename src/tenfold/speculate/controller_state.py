@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tenfold.speculate.acceptance import Calibration, Odds
+from tenfold.speculate.acceptance import Blend, Calibration, Odds
 from tenfold.speculate.base import Drafter
 
 CONTEXTS = 3
@@ -13,9 +13,11 @@ CONTEXTS = 3
 _GOOD = 0.5
 
 _SEQUENCE_MEMORY = 20.0
-_SEQUENCE_PRIOR = 4.0
+_SEQUENCE_PRIOR = 2.5
 _NAMESPACE_MEMORY = 64.0
 _NAMESPACE_PRIOR = 4.0
+# Of `Blend`: trials, share, weight.
+_BLEND = (400.0, 0.7, 1.0)
 # Gain (in tokens) that a drafter is thought to bring before it was asked, and for how many asks that counts.
 _FIRST_GAIN = 0.4
 _FIRST_GAIN_WEIGHT = 4.0
@@ -126,6 +128,8 @@ class Namespace:
 
     def __init__(self, sources: int) -> None:
         self.odds = [Odds(_NAMESPACE_MEMORY, _NAMESPACE_PRIOR) for _ in range(sources)]
+        self.blends = [Blend(*_BLEND) for _ in range(sources)]
+        """By source: how much a sequence's own odds count."""
         self.gains = [[_FIRST_GAIN] * CONTEXTS for _ in range(sources)]
         self._asks = [[_FIRST_GAIN_WEIGHT] * CONTEXTS for _ in range(sources)]
 
