@@ -138,7 +138,7 @@ class Controller:
         price = min([added[k] / k for k in range(1, min(most, self._max_draft) + 1)])
         best = self._asker.ask(sequences, runs, limits, free, Terms(added, price, rate, plain_ms))
         counts, surplus = admit(best, added)
-        self._asker.admitted(best, surplus)
+        self._asker.admitted(best, counts, surplus)
         if not self._other_rows:
             more = more_to_time(best, counts, added, curve, self._timing_ms * rate)
             if more is not None:

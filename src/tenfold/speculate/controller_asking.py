@@ -36,8 +36,10 @@ class Weighed(NamedTuple):
     tokens: Sequence[int]
     chances: list[float]
     """That the first 1, 2 ... stand, with caution; falls."""
+    gains: list[float]
+    """Tokens that each position would bring beyond its rows, were it the only draft in the step."""
     value: float
-    """Tokens that it would bring beyond its rows, were it the only one in the step."""
+    """Their sum."""
 
 
 class Terms(NamedTuple):
@@ -77,20 +79,31 @@ class Asker:
         self._together = [_TOGETHER_PRIOR] * 32
         self._alone = [_TOGETHER_PRIOR] * 32
         self._asked_all = False
+        # In this step: source, sequences, length, room.
+        self._calls: list[tuple[Source, int, int, float]] = []
 
     def begin_step(self) -> None:
         """Before anything is asked in a step."""
         self.step += 1
         self.spent_ms = 0.0
         self._asked_all = False
+        self._calls.clear()
 
-    def admitted(self, best: Sequence[Weighed | None], surplus: float) -> None:
-        """Tokens that the admitted drafts bring, all together, beyond their rows."""
+    def admitted(self, best: Sequence[Weighed | None], counts: Sequence[int], surplus: float) -> None:
+        """How many tokens of each draft were admitted, and what they bring, all together, beyond their
+        rows."""
         alone = sum(draft.value for draft in best if draft is not None)
         if self._asked_all and alone > 0.0:
             b, keep = len(best).bit_length(), 1.0 - 1.0 / _TOGETHER_MEMORY
             self._together[b] = self._together[b] * keep + surplus
             self._alone[b] = self._alone[b] * keep + alone
+        for source, asked, length, room in self._calls:
+            gains = [0.0] * length
+            for draft, count in zip(best, counts, strict=True):
+                if count and draft is not None and draft.source == source.index:
+                    for j in range(count):
+                        gains[j] += draft.gains[j] / room
+            source.learn_profile(gains, asked)
 
     def grant(self, step_ms: float, sequences: int, most_ms: float) -> None:
         """A step went by: allowances grow, up to ``most_ms`` or one call."""
@@ -126,9 +139,8 @@ class Asker:
             lengths = [min(length, limits[i]) for i in asked]
             self._asked_all = self._asked_all or len(asked) == len(free)
             drafts = source.drafter.propose([sequences[i] for i in asked], lengths)
-            profile = [0.0] * length
             for i, most, draft in zip(asked, lengths, drafts, strict=True):
-                found, value = self._weigh(source, runs[i], draft, most, terms, profile)
+                found, value = self._weigh(source, runs[i], draft, most, terms)
                 self._learn_gain(source, runs[i], values[i], value, room)
                 if found is not None and (best[i] is None or value > values[i]):
                     best[i], values[i] = found, value
@@ -136,7 +148,7 @@ class Asker:
             self.spent_ms += took
             source.took(len(asked), length, took)
             if room:
-                source.learn_profile([gain / room for gain in profile], len(asked))
+                self._calls.append((source, len(asked), length, room))
         return best
 
     def _whom(
@@ -173,10 +185,10 @@ class Asker:
         return sorted(asked + left)
 
     def _weigh(
-        self, source: Source, run: Run, draft: Draft, most: int, terms: Terms, profile: list[float]
+        self, source: Source, run: Run, draft: Draft, most: int, terms: Terms
     ) -> tuple[Weighed | None, float]:
         """Calibrates a draft of which ``most`` tokens are of use, and keeps it as a shadow: the draft with
-        its chances, and its net gain in tokens, which is also added to ``profile`` by position."""
+        its chances, and its net gain in tokens."""
         odds = run.odds[source.index]
         gap = self.step - run.asked[source.index]
         if gap > _SOON:
@@ -194,6 +206,7 @@ class Asker:
         chance = claimed = 1.0
         chances: list[float] = []
         cells: list[int] = []
+        gains: list[float] = []
         for j in range(min(len(tokens), most, len(added) - 1)):
             c = cell(quality, j, survival[j] / claimed if claimed > 0.0 else 0.0)
             claimed = survival[j]
@@ -204,13 +217,13 @@ class Asker:
             chances.append(chance)
             expected += chance
             gain = expected - added[j + 1] - value
+            gains.append(max(gain, 0.0))
             if gain > 0.0:
                 value += gain
-                profile[j] += gain
             elif chance < least:
                 break
         run.fresh.append(Shadow(source.index, tokens, cells, 0, run.length))
-        return Weighed(source.index, tokens, chances, value), value
+        return Weighed(source.index, tokens, chances, gains, value), value
 
     def _learn_gain(self, source: Source, run: Run, before: float, value: float, room: float) -> None:
         """Asking found a draft of this value, where drafters before had found one of value ``before``."""
