@@ -135,7 +135,7 @@ class Controller:
 
         most = min(rows, len(free) * self._max_draft, _MOST_ROWS)
         added = [ms * rate for ms in curve.beyond(n + self._other_rows, most)]
-        price = min([added[k] / k for k in range(1, min(most, self._max_draft) + 1)])
+        price = min([cost / k for k, cost in enumerate(added[1 : self._max_draft + 1], 1)])
         best = self._asker.ask(sequences, runs, limits, free, Terms(added, price, rate, plain_ms))
         counts, surplus = admit(best, added)
         self._asker.admitted(best, counts, surplus)

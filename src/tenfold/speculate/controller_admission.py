@@ -41,12 +41,13 @@ def more_to_time(
     """Beyond the admitted ``counts``: tokens for a step that times the curve where it has not been seen for
     long; None for no such step. Only if the drafts are good enough for the curve to matter, and for an
     ``allowance`` in tokens."""
-    admitted = sum(counts)
+    admitted, n = sum(counts), len(best)
+    if curve.to_look_at(n + admitted, n + len(added) - 1) is None:
+        return None
     candidates = _by_chance(best)[: len(added) - 1]
     most = len(candidates)
     while most > admitted and added[most] - added[admitted] > allowance:
         most -= 1
-    n = len(best)
     wanted = curve.to_look_at(n + admitted, n + most)
     if wanted is None:
         return None

@@ -26,6 +26,7 @@ _SOON = 8
 _LEAST_CHANCE = 0.02
 _LEAST_ROOM = 0.02
 _TOGETHER_MEMORY = 64.0
+_SORTED_EVERY = 16
 _TOGETHER_PRIOR = 2.0
 
 
@@ -70,6 +71,7 @@ class Asker:
         self.sources = [
             Source(i, drafter, max_draft, _TRUST_STEPS * one_row_ms) for i, drafter in enumerate(drafters)
         ]
+        self._by_cost = list(self.sources)
         self.step = 0
         self.spent_ms = 0.0
         """In drafters, in this step."""
@@ -127,10 +129,9 @@ class Asker:
         best: list[Weighed | None] = [None] * len(runs)
         values = [0.0] * len(runs)
         room = terms.room
-        sources = self.sources
-        if len(sources) > 1:
-            sources = sorted(sources, key=lambda source: source.cost_ms(1))
-        for source in sources:
+        if self.step % _SORTED_EVERY == 1:
+            self._by_cost.sort(key=lambda source: source.cost_ms(1))
+        for source in self._by_cost:
             asked = self._whom(source, runs, values, free, terms)
             if not asked:
                 continue

@@ -84,7 +84,8 @@ class LiveCurve:
         oldest, found = self._step - _STALE_STEPS, None
         below = 1
         for i, r in enumerate(self._rows):
-            if r > rows and below < most:
+            # Rows that are nearer to the node below tell of that one.
+            if r > rows and (r <= most or 2 * most >= r + below):
                 seen = self._seen[i]
                 if not self._looked[i] or self._surprises[i]:
                     seen -= _STALE_STEPS
