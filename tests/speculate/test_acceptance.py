@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tenfold.speculate.acceptance import Calibration, Odds, shifted
+from tenfold.speculate.acceptance import Blend, Calibration, Odds, shifted
 
 
 def teach(calibration: Calibration, cell: int, chance: float, trials: int, seed: int = 0) -> None:
@@ -76,3 +76,21 @@ def test_odds_are_neutral_where_things_go_as_expected() -> None:
         odds.add(0.3, bool(luck < 0.3))
         factors.append(odds.factor)
     assert 0.8 < float(np.median(factors)) < 1.25
+
+
+@pytest.mark.parametrize(("chances", "low", "high"), [((0.5,), 0.0, 0.3), ((0.05, 0.95), 0.7, 1.0)])
+def test_sequences_are_told_apart_where_they_differ(
+    chances: tuple[float, ...], low: float, high: float
+) -> None:
+    """Where all sequences are alike, their own odds come to count little; where half are hopeless and half
+    are sure, much."""
+    rng = np.random.default_rng(5)
+    blend = Blend(400, 0.7, 1.0)
+    common = sum(chances) / len(chances)
+    for sequence in range(60):
+        odds = Odds(20, 2.5)
+        for luck in rng.random(30):
+            stood = bool(luck < chances[sequence % len(chances)])
+            blend.add(common, shifted(common, odds.factor), stood)
+            odds.add(common, stood)
+    assert low <= blend.share <= high

@@ -71,8 +71,8 @@ def test_stops_when_a_drafter_breaks(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_off_under_load_and_on_again(seed: int) -> None:
-    """At batch 16 nothing is drafted (but for timing), and drafting is back as soon as the load is gone: the
-    last fifth is as fast as the first one."""
+    """At batch 16 next to nothing is drafted (some for timing), and drafting is back as soon as the load is
+    gone: the last quarter is as fast as the first one."""
     played = Scenario(NARROW, 8000, batch=lambda done: 16 if 0.3 < done < 0.7 else 1)
     first, busy, last = speedups(played, seed, None, (0.1, 0.3), (0.35, 0.65), (0.72, 1.0))
     controlled, report = play_controller(played, seed)
@@ -85,7 +85,7 @@ def test_off_under_load_and_on_again(seed: int) -> None:
         for drafted, (tokens, _) in zip(controlled.drafted, controlled.trace, strict=True)
         if 0.35 < tokens / 8000 < 0.65
     ]
-    assert sum(busy_steps) <= 0.01 * 16 * len(busy_steps)
+    assert sum(busy_steps) <= 0.02 * 16 * len(busy_steps)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

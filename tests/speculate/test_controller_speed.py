@@ -20,7 +20,9 @@ from tests.helpers.speculation import (
     SUFFIX_LIES,
     SUFFIX_NARROW,
     Class,
+    Kind,
     Points,
+    Process,
     Scenario,
     play_controller,
     play_fixed,
@@ -86,7 +88,7 @@ def test_never_slower_and_near_the_best_fixed_choice(name: str) -> None:
     assert speedup >= 0.95 * fixed, best
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("batch", [1, 3, 6, 11, 16])
 def test_unguessable_text_costs_next_to_nothing(batch: int, seed: int) -> None:
     """On text nobody can guess, asking and learning together cost at most 1.2 percent of simulated time, so
@@ -100,6 +102,17 @@ def test_two_drafters_bring_more_than_one() -> None:
     best fixed choice of one."""
     speedup, _, fixed = ratios(scenario(NARROW, FLAT, 1, 4000), seed=5)
     assert speedup >= 1.05 * fixed
+
+
+def test_what_sequences_share_is_counted_once() -> None:
+    """Three sequences, a head whose tokens are worth the first row of a draft but not the second and third:
+    what each would gain alone is not what they gain together, and the head is not asked for it."""
+    weak = Process((Kind(0.4, (0.23,), 0.8), Kind(0.8, (0.09,), quality=1)), run=10)
+    head = Process(
+        (Kind(1.0, (0.34, 0.5)), Kind(0.25, (0.15, 0.3), 0.47, 1), Kind(0.25, (0.37, 0.3), quality=2))
+    )
+    played = scenario([(0, (weak, head))], FLAT, 3)
+    assert play_controller(played)[0].rate / play_plain(played).rate >= 0.985
 
 
 def test_rows_of_prompts_do_not_mislead() -> None:

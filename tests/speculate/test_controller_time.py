@@ -45,12 +45,13 @@ class Timed:
 @pytest.mark.parametrize(("batch", "points", "limit_us"), [(1, FLAT, 60), (8, STEEP, 250)])
 def test_python_time_of_a_step(batch: int, points: Points, limit_us: float) -> None:
     """`propose` and `observe` together, drafters left out, with two drafters on text that is drafted all the
-    time: the median step."""
+    time: the mean step of the best of several rounds of 40."""
     clock, timed = Clock(), Timed()
     controller = Controller([timed.drafter(d) for d in drafters(clock)], curve_of(points), clock=clock)
     controller.propose = timed.method(controller.propose)  # type: ignore[method-assign]
     controller.observe = timed.method(controller.observe)  # type: ignore[method-assign]
-    played = Scenario(NARROW, 700 * batch, batch=lambda done: batch, curve=lambda done: points)
+    played = Scenario(NARROW, 1600 + 500 * batch, batch=lambda done: batch, curve=lambda done: points)
     play(played, controller, clock)
-    steps = sorted(map(sum, zip(timed.taken[::2], timed.taken[1::2], strict=True)))
-    assert steps[len(steps) // 2] * 1e6 < limit_us
+    steps = [sum(pair) for pair in zip(timed.taken[::2], timed.taken[1::2], strict=True)]
+    rounds = [sum(steps[i : i + 40]) / 40 for i in range(0, len(steps) - 39, 40)]
+    assert min(rounds) * 1e6 < limit_us

@@ -139,16 +139,38 @@ def test_what_was_seen_lately_stays() -> None:
 
 
 def test_knows_what_it_has_not_seen() -> None:
-    """A count of rows that was carried along unseen is doubtful, and one not seen for long is stale; seeing
+    """A count of rows that was not seen while others changed is doubtful, and so is one not seen for 500
+    steps; what was never seen, or not for long, is to be looked at, and as near as the rows allow. Seeing
     them settles it."""
     live = LiveCurve(curve_of(FLAT))
-    for _ in range(300):
+    for rows in (1, 2, 4, 8):
+        live.observe(rows, curve_of(FLAT).at(rows))
+    assert not live.doubtful(1)
+    assert live.to_look_at(1, 12) == 12
+    assert live.to_look_at(1, 11) is None
+    for _ in range(40):
         live.observe(4, 9.0)
     assert live.doubtful(1)
-    assert live.stale_between(1, 3) == 2
-    assert live.stale_between(2, 3) is None
+    for _ in range(300):
+        live.observe(4, 9.0)
+    assert live.to_look_at(1, 3) == 2
+    assert live.to_look_at(2, 7) == 7
     for _ in range(5):
-        live.observe(1, 4.5)
-        live.observe(2, 5.0)
+        for rows in (1, 2, 8):
+            live.observe(rows, live.at(rows))
     assert not live.doubtful(1)
-    assert live.stale_between(1, 3) is None
+    assert live.to_look_at(1, 8) is None
+    for _ in range(600):
+        live.observe(4, 9.0)
+    assert live.doubtful(1)
+
+
+def test_a_surprise_is_looked_at_again() -> None:
+    """A row count that took much longer than expected is to be timed again, soon."""
+    live = LiveCurve(curve_of(FLAT))
+    for rows in (1, 2, 4, 8):
+        live.observe(rows, curve_of(FLAT).at(rows))
+    assert live.to_look_at(1, 4) is None
+    live.observe(2, 20.0)
+    live.observe(1, 4.5)
+    assert live.to_look_at(1, 4) == 2

@@ -125,3 +125,26 @@ class Odds:
 def shifted(chance: float, odds: float) -> float:
     """A chance with its odds multiplied."""
     return chance * odds / (1.0 - chance + chance * odds)
+
+
+class Blend:
+    """How far what is known of a sequence should be believed over what is known of its namespace: the share
+    that would have predicted best so far, by decayed least squares. Where sequences are alike, what sets one
+    apart is chance, and the share falls to 0; where they differ, it rises to 1."""
+
+    __slots__ = ("_decay", "_gained", "_spread", "share")
+
+    def __init__(self, memory: float, share: float, weight: float) -> None:
+        """``memory``: trials it goes back. ``share``: at the start, with ``weight``, a sum of squares."""
+        self._decay = 1.0 - 1.0 / memory
+        self._gained = share * weight
+        self._spread = weight
+        self.share = share
+
+    def add(self, common: float, own: float, stood: bool) -> None:
+        """A position was thought to stand with chance ``common`` in the namespace and ``own`` in the
+        sequence."""
+        apart = own - common
+        self._gained = self._gained * self._decay + (stood - common) * apart
+        self._spread = self._spread * self._decay + apart * apart
+        self.share = min(max(self._gained / self._spread, 0.0), 1.0) if self._spread > 1e-9 else 0.0

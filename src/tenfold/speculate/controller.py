@@ -8,7 +8,7 @@ Nothing is explored by verifying on trust. Since a text does not depend on who d
 was asked for, verified or not, is held against the text as it comes (`Shadow`). Three things cannot be
 learnt for nothing, and each has an allowance, a small share of the time spent in steps: asking drafters that
 do not seem to pay, timing steps of more rows where the curve says that they do not pay, and timing plain
-steps where everything is drafted.
+steps where everything is drafted (one in 500, or a few in 50 when times have changed).
 
 Step by step:
 
@@ -33,7 +33,7 @@ from tenfold.speculate.base import (
     Outcome,
     SpeculationReport,
 )
-from tenfold.speculate.controller_admission import admit, rows_to_time
+from tenfold.speculate.controller_admission import admit, more_to_time
 from tenfold.speculate.controller_asking import Asker, Terms, Weighed
 from tenfold.speculate.controller_state import Namespace, Run
 from tenfold.speculate.cost_curve import CostCurve
@@ -116,6 +116,7 @@ class Controller:
     ) -> list[Sequence[int]]:
         """See `Speculator.propose`."""
         self._asker.begin_step()
+        self._timing_rate = 0.0
         runs = [self._run(sequence) for sequence in sequences]
         self._open = {}
         for sequence, run in zip(sequences, runs, strict=True):
@@ -135,21 +136,21 @@ class Controller:
         plain_ms = curve.at(n)
         speedup = self._speedup(n)
         rate = speedup * n / plain_ms
-        if not self._other_rows and curve.doubtful(n) and self._timing_ms >= (speedup - 1.0) * plain_ms:
-            self._timing_rate = rate
+        if not self._other_rows and curve.doubtful(n):
             for limit in limits:
                 self._count("probe" if limit > 0 else "limit")
             return [_NOTHING] * n
 
         most = min(rows, len(free) * self._max_draft, _MOST_ROWS)
         added = [ms * rate for ms in curve.beyond(n + self._other_rows, most)]
-        price = min([added[k] / k for k in range(1, min(most, self._max_draft) + 1)])
+        price = min([cost / k for k, cost in enumerate(added[1 : self._max_draft + 1], 1)])
         best = self._asker.ask(sequences, runs, limits, free, Terms(added, price, rate, plain_ms))
-        counts = admit(best, added)
-        if not self._other_rows and not any(counts):
-            counts = rows_to_time(best, added, curve, self._timing_ms * rate)
-            if any(counts):
-                self._timing_rate = rate
+        counts, surplus = admit(best, added)
+        self._asker.admitted(best, counts, surplus)
+        if not self._other_rows:
+            more = more_to_time(best, counts, added, curve, self._timing_ms * rate)
+            if more is not None:
+                counts, self._timing_rate = more, rate
         return self._choose(runs, limits, best, counts, price)
 
     def observe(self, outcomes: Sequence[Outcome], rows: int, step_ms: float) -> None:
@@ -224,6 +225,7 @@ class Controller:
         if self._timing_rate > 0.0:
             # The price of timing is what was lost against the rate.
             self._timing_ms -= max(0.0, min(step_ms, most) - committed / self._timing_rate)
+            self._timing_ms = max(self._timing_ms, -_MOST_SAVED_STEPS * curve.at(n))
             self._timing_rate = 0.0
         curve.observe(rows, step_ms)
 

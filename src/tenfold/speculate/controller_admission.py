@@ -11,8 +11,8 @@ from tenfold.speculate.cost_curve_live import LiveCurve
 _WORTH_TIMING = 0.2
 
 
-def admit(best: Sequence[Weighed | None], added: Sequence[float]) -> list[int]:
-    """How many tokens of each draft bring most, all together, beyond what their rows cost.
+def admit(best: Sequence[Weighed | None], added: Sequence[float]) -> tuple[list[int], float]:
+    """How many tokens of each draft bring most, all together, beyond what their rows cost, and how much.
 
     ``added[k]``: what k rows more cost, in tokens; more rows than it tells of are not to be had. The chances
     of a draft fall, so the k likeliest tokens are the best k and never leave one out before another.
@@ -28,26 +28,36 @@ def admit(best: Sequence[Weighed | None], added: Sequence[float]) -> list[int]:
             chosen = k + 1
     for k in range(chosen):
         counts[candidates[k][1]] += 1
-    return counts
+    return counts, most
 
 
-def rows_to_time(
-    best: Sequence[Weighed | None], added: Sequence[float], curve: LiveCurve, allowance: float
-) -> list[int]:
-    """Where nothing pays by the curve: tokens for a step that times it where it has not been seen for long.
-    Only if the drafts are good enough for the curve to matter, and for an ``allowance`` in tokens."""
-    counts = [0] * len(best)
+def more_to_time(
+    best: Sequence[Weighed | None],
+    counts: Sequence[int],
+    added: Sequence[float],
+    curve: LiveCurve,
+    allowance: float,
+) -> list[int] | None:
+    """Beyond the admitted ``counts``: tokens for a step that times the curve where it has not been seen for
+    long; None for no such step. Only if the drafts are good enough for the curve to matter, and for an
+    ``allowance`` in tokens."""
+    admitted, n = sum(counts), len(best)
+    if curve.to_look_at(n + admitted, n + len(added) - 1) is None:
+        return None
     candidates = _by_chance(best)[: len(added) - 1]
-    while candidates and added[len(candidates)] > allowance:
-        candidates.pop()
-    wanted = curve.stale_between(len(best), len(best) + len(candidates))
+    most = len(candidates)
+    while most > admitted and added[most] - added[admitted] > allowance:
+        most -= 1
+    wanted = curve.to_look_at(n + admitted, n + most)
     if wanted is None:
-        return counts
-    candidates = candidates[: wanted - len(best)]
-    if -sum(negative for negative, _ in candidates) >= _WORTH_TIMING * len(candidates):
-        for _, i in candidates:
-            counts[i] += 1
-    return counts
+        return None
+    more = candidates[admitted : wanted - n]
+    if -sum(negative for negative, _ in more) < _WORTH_TIMING * len(more):
+        return None
+    extended = list(counts)
+    for _, i in more:
+        extended[i] += 1
+    return extended
 
 
 def _by_chance(best: Sequence[Weighed | None]) -> list[tuple[float, int]]:

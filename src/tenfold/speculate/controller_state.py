@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tenfold.speculate.acceptance import Calibration, Odds
+from tenfold.speculate.acceptance import Blend, Calibration, Odds
 from tenfold.speculate.base import Drafter
 
 CONTEXTS = 3
 """What the drafters before found, when one is asked: nothing that pays, something, or something good."""
 _GOOD = 0.5
 
-_SEQUENCE_MEMORY = 12.0
-_SEQUENCE_PRIOR = 2.0
+_SEQUENCE_MEMORY = 20.0
+_SEQUENCE_PRIOR = 2.5
 _NAMESPACE_MEMORY = 64.0
 _NAMESPACE_PRIOR = 4.0
+# Of `Blend`: trials, share, weight.
+_BLEND = (400.0, 0.7, 1.0)
 # Gain (in tokens) that a drafter is thought to bring before it was asked, and for how many asks that counts.
 _FIRST_GAIN = 0.4
 _FIRST_GAIN_WEIGHT = 4.0
 _GAIN_MEMORY = 128.0
 _COST_MEMORY = 0.95
 _PROFILE_MEMORY = 32.0
+# In one call of so many, a position more than seems to pay is asked for.
+_LOOK_EVERY = 8
 # A call that takes less than this part of a step is not worth shortening.
 _CHEAP = 0.01
 
@@ -47,7 +51,7 @@ class Source:
         self.drafts = self.drafted = self.accepted = 0
         self._max_draft = max_draft
         self._length = max_draft
-        # Gain of each position of a draft, asked for or not: what has not been seen falls off.
+        # What each position adds to the net gain of a draft.
         self._profile = [_FIRST_GAIN * 0.7**j for j in range(max_draft)]
         self._asks, self._drafts = 0, _FIRST_GAIN_WEIGHT
         # Time of a call by position, as a line over the number of sequences, and the sums it comes from.
@@ -76,14 +80,14 @@ class Source:
             self._length = self._max_draft
             return self._length
         share = tokens_per_ms * position_ms / sequences
-        profile, length = self._profile, 0
-        while length < self._max_draft and profile[length] > share:
-            length += 1
-        self._length = max(1, length)
-        if 0 < length < self._max_draft:
-            often = 4 if profile[length - 1] > 3 * share else 16
-            return length + (self._asks % often == 0)
-        return self._length
+        best = surplus = 0.0
+        self._length = 1
+        for j, gain in enumerate(self._profile):
+            surplus += gain - share
+            if surplus > best:
+                best, self._length = surplus, j + 1
+        look = best > 0.0 and self._asks % _LOOK_EVERY == 0 and self._length < self._max_draft
+        return self._length + look
 
     def took(self, sequences: int, length: int, ms: float) -> None:
         """A call for so many sequences and tokens took so long. The time is thought to grow with the length,
@@ -117,8 +121,6 @@ class Source:
         profile = self._profile
         for j, gain in enumerate(gains):
             profile[j] += (gain / drafts - profile[j]) * rate
-        if len(gains) < self._max_draft:
-            profile[len(gains)] = min(profile[len(gains)], profile[len(gains) - 1])
 
 
 class Namespace:
@@ -126,6 +128,8 @@ class Namespace:
 
     def __init__(self, sources: int) -> None:
         self.odds = [Odds(_NAMESPACE_MEMORY, _NAMESPACE_PRIOR) for _ in range(sources)]
+        self.blends = [Blend(*_BLEND) for _ in range(sources)]
+        """By source: how much a sequence's own odds count."""
         self.gains = [[_FIRST_GAIN] * CONTEXTS for _ in range(sources)]
         self._asks = [[_FIRST_GAIN_WEIGHT] * CONTEXTS for _ in range(sources)]
 

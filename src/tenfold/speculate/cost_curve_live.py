@@ -12,6 +12,7 @@ _MOST_TRUST = 15.0
 _START_TRUST = 6.0
 # After so many steps unseen, a node goes along with two thirds of what moves the others.
 _FORGETTING_STEPS = 48.0
+_FRESH_STEPS = 8
 # A node that was not seen while others moved so far (in log ms) is to be believed no more.
 _MISSED_TOO_MUCH = 0.08
 _STALE_STEPS = 256
@@ -39,6 +40,7 @@ class LiveCurve:
         self._ms = list(curve.ms)
         self._trust = [_START_TRUST] * len(self._rows)
         self._seen = [0] * len(self._rows)
+        self._looked = [False] * len(self._rows)
         self._missed = [0.0] * len(self._rows)
         self._surprises = [0] * len(self._rows)
         self._usual = 0.03
@@ -75,15 +77,23 @@ class LiveCurve:
             added.append(most_yet - first)
         return added
 
-    def stale_between(self, rows: int, most: int) -> int | None:
-        """The row count above ``rows`` and up to ``most`` that has not been seen for longest; None if all of
-        them are fresh."""
+    def to_look_at(self, rows: int, most: int) -> int | None:
+        """The row count above ``rows`` and up to ``most`` of which a step would tell most: at a node that
+        was never seen, or not for long, or surprised when it was, or as near to it as may be. None if all are
+        known well."""
         oldest, found = self._step - _STALE_STEPS, None
+        below = 1
         for i, r in enumerate(self._rows):
-            if rows < r <= most:
-                seen = self._seen[i] if self._trust[i] > 2 else self._seen[i] - _STALE_STEPS // 2
+            # Rows that are nearer to the node below tell of that one.
+            if r > rows and (r <= most or 2 * most >= r + below):
+                seen = self._seen[i]
+                if not self._looked[i] or self._surprises[i]:
+                    seen -= _STALE_STEPS
+                elif self._trust[i] < 3:
+                    seen -= _STALE_STEPS // 2
                 if seen < oldest:
-                    oldest, found = seen, r
+                    oldest, found = seen, min(r, most)
+            below = r
         return found
 
     def doubtful(self, rows: int) -> bool:
@@ -98,45 +108,55 @@ class LiveCurve:
         nodes = self._rows
         if rows > 2 * nodes[-1] or rows < 1 or not step_ms > 0:
             return
-        self._step = step = self._step + 1
+        self._step += 1
         i, share = self._around(rows)
-        near = i + 1 if share > 0.5 else i
+        # A residual is put down to the two nodes around by their share in the estimate and their doubt.
+        below, above = (1.0 - share) / self._trust[i], share / self._trust[i + 1]
+        near = i + 1 if above > below else i
         residual = log(step_ms / self.at(rows))
         size = abs(residual)
         most = _USUAL_TIMES * self._usual * (1.0 + 6.0 / (self._trust[near] + 1.0))
         # The usual size follows slowly, and no single step may raise it much.
-        self._usual = max(
-            _LEAST_USUAL, self._usual + (min(size, _USUAL_TIMES * self._usual) - self._usual) * _USUAL_RATE
-        )
+        self._usual += (min(size, _USUAL_TIMES * self._usual) - self._usual) * _USUAL_RATE
+        self._usual = max(self._usual, _LEAST_USUAL)
         if size <= most:
             self._surprises[near] = 0
         else:
             before = self._surprises[near]
             sign = 1 if residual > 0.0 else -1
             self._surprises[near] = count = before + sign if before * sign > 0 else sign
-            if abs(count) >= _SURPRISES:
-                self._trust[near] = min(self._trust[near], 1.0)
-            else:
-                residual = most if residual > 0.0 else -most
-        logs, ms, trusts = self._log, self._ms, self._trust
-        carried = residual / (trusts[near] + 1.0)
-        for k in range(len(nodes)):
-            if k == i and share < 1.0:
-                weight = 1.0 - share
-            elif k == i + 1 and share > 0.0:
-                weight = share
-            else:
-                age = step - self._seen[k]
-                self._missed[k] += carried
-                if trusts[k] > 1.0 and abs(self._missed[k]) > _MISSED_TOO_MUCH:
-                    trusts[k] = 1.0
-                if age > 8:
-                    logs[k] += carried * (age / (age + _FORGETTING_STEPS))
-                    ms[k] = exp(logs[k])
+            if abs(count) < _SURPRISES:
+                residual = most * sign
+            elif self._trust[near] > 1.0:
+                self._trust[near] = 1.0
+                below, above = (1.0 - share) / self._trust[i], share / self._trust[i + 1]
+        total = (1.0 - share) * below + share * above + 1.0
+        if share < 1.0:
+            self._see(i, residual * below / total, 1.0 - share)
+        if share > 0.0:
+            self._see(i + 1, residual * above / total, share)
+        around = (i if share < 1.0 else -1, i + 1 if share > 0.0 else -1)
+        self._carry(residual * max(below, above) / total, around)
+
+    def _see(self, node: int, move: float, share: float) -> None:
+        """A step said that a node is to move, and had such a share in it."""
+        self._log[node] += move
+        self._ms[node] = exp(self._log[node])
+        self._trust[node] = min(self._trust[node] + share, _MOST_TRUST)
+        if share >= 0.5:
+            self._seen[node] = self._step
+            self._looked[node] = True
+            self._missed[node] = 0.0
+
+    def _carry(self, move: float, around: tuple[int, int]) -> None:
+        """What a step moved the nodes around it by, others may have moved by unseen."""
+        for k in range(len(self._rows)):
+            if k in around:
                 continue
-            logs[k] += residual * weight / (trusts[k] + 1.0)
-            ms[k] = exp(logs[k])
-            trusts[k] = min(trusts[k] + weight, _MOST_TRUST)
-            if weight >= 0.5:
-                self._seen[k] = step
-                self._missed[k] = 0.0
+            self._missed[k] += move
+            if self._trust[k] > 1.0 and abs(self._missed[k]) > _MISSED_TOO_MUCH:
+                self._trust[k] = 1.0
+            age = self._step - self._seen[k]
+            if age > _FRESH_STEPS:
+                self._log[k] += move * (age / (age + _FORGETTING_STEPS))
+                self._ms[k] = exp(self._log[k])
