@@ -129,6 +129,15 @@ class HeadEvidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The same rounded to q8, as they are served."""
 
 
+class StartingHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A head that a training goes on from."""
+
+    config: HeadConfig
+    token_ids: tuple[int, ...]
+    weights: dict[str, Floats]
+    """All but the embedding table, for features as the target hands them back."""
+
+
 class TrainedHead(msgspec.Struct, frozen=True, kw_only=True):
     """A head, ready to be saved."""
 
