@@ -317,7 +317,9 @@ class Watching(FixedSpeculator):
             if features is not None:
                 assert len(features) == len(one.drawn)
                 first = len(tokens) - len(one.drawn)
-                self.drew += [(tokens[first + i - 1], first + i - 1, row[0]) for i, row in enumerate(features)]
+                self.drew += [
+                    (tokens[first + i - 1], first + i - 1, row[0]) for i, row in enumerate(features)
+                ]
         self.rows.append(rows)
 
 

@@ -6,7 +6,6 @@ This is what a training is judged by. A loss falls on where the served acceptanc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +18,9 @@ from tenfold.backends.torch.functions import Tensor
 from tenfold.graph.recurrent import RecurrentGraph
 from tenfold.speculate.features import FeatureSet
 from tenfold.speculate.head_data import HeadData
-from tenfold.speculate.trained_head import CostCurve, Replay
+from tenfold.speculate.trained_head import CostCurve, Pace, Replay
 
 _BATCH = 512
-
-
-class Pace(NamedTuple):
-    """How fast answers went, each an array by answer. An answer's first token is drawn by its prompt."""
-
-    tokens: npt.NDArray[np.int64]
-    """Committed by steps."""
-    steps: npt.NDArray[np.int64]
 
 
 class HeadReplay:

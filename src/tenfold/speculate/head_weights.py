@@ -47,7 +47,6 @@ class Standard(NamedTuple):
         bias = weights[FUSE_BIAS].detach() - fuse @ self.mean
         return {**{name: w.detach() for name, w in weights.items()}, FUSE: fuse, FUSE_BIAS: bias}
 
-
     def unfold(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The reverse: weights for standardised features, from weights for features as they are."""
         bias = weights[FUSE_BIAS] + weights[FUSE] @ self.mean

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from tenfold.backends.base import Floats
 from tenfold.models.recurrent_head import HeadConfig
@@ -77,6 +79,14 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def best_length(self) -> int:
         """The best fixed length."""
         return 1 + self.speed.index(max(self.speed))
+
+
+class Pace(NamedTuple):
+    """How fast answers went, each an array by answer. An answer's first token is drawn by its prompt."""
+
+    tokens: npt.NDArray[np.int64]
+    """Committed by steps."""
+    steps: npt.NDArray[np.int64]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
