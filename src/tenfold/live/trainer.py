@@ -80,6 +80,11 @@ def main(parent: int, job: bytes) -> None:
 
     die_with_parent(parent)
     give_way()
+    work(job)
+
+
+def work(job: bytes) -> None:
+    """Trains; what the user can mend is told in a line."""
     from tenfold.live.training import train_live
 
     try:
