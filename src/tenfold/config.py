@@ -93,7 +93,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("drafter is given and speculate is off; leave one of them out")
         if self.learn and self.drafter is None:
             raise ValueError(
-                "learn is given without a drafter; train one with `tenfold train-drafter` and give it with --drafter"
+                "learn is given without a drafter; train one with `tenfold train-drafter` and give it with "
+                "--drafter"
             )
 
     @property

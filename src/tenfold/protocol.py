@@ -183,8 +183,8 @@ class Abort(ToWorker, frozen=True, kw_only=True):
 
     id: str
     keep: int | None = None
-    """The request had its end, seen in its text (a stop string): so many generated tokens are its answer, and may
-    be learnt from. None: it was given up."""
+    """The request had its end, seen in its text (a stop string): so many generated tokens are its answer, and
+    may be learnt from. None: it was given up."""
 
 
 class Shutdown(ToWorker, frozen=True, kw_only=True):

@@ -25,6 +25,8 @@ from tests.helpers.tiny_models import random_weights as graph_weights
 
 BUILDER = "tests.helpers.live:build_quick"
 VOCAB = 96
+BOOT = "from tenfold.live.trainer import work; work({job!r})"
+"""A training that does not give way: on a busy machine it might never come to an end."""
 QUICK = LearnSettings(
     first_tokens=1600,
     poll_s=0.02,
@@ -89,9 +91,8 @@ def write_head(model: Path, folder: Path, seed: int = 0, calm: float = 0.05) -> 
 
 
 def build_quick(settings: EngineSettings) -> Any:
-    """As the worker builds a learning engine, but for `QUICK`, and for a training that need not give way: beside
-    other tests it might never come to an end."""
-    trainer._BOOT = "from tenfold.live.trainer import work; work({job!r})"
+    """As the worker builds a learning engine, but for `QUICK` and `BOOT`."""
+    trainer._BOOT = BOOT
     model = locate(settings.model)
     assert settings.drafter is not None
     drafter = Path(settings.drafter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import stat
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def test_a_head_is_trained_on_the_servers_own_traffic_and_goes_live(tmp_path: Pa
     """The better head is counted, is in a folder of its own beside the untouched drafter, changes no answer, and
     is what the next server starts with; what was kept of the traffic is for the owner alone."""
     model, drafter = tiny_model(tmp_path / "model"), tmp_path / "drafter"
-    write_head(model, drafter, calm=2.0)
+    write_head(model, drafter, calm=6.0)
     before = {path.name: path.read_bytes() for path in drafter.iterdir()}
     config: dict[str, Any] = {
         "builder": BUILDER,
@@ -53,10 +54,11 @@ def test_a_head_is_trained_on_the_servers_own_traffic_and_goes_live(tmp_path: Pa
         first = list(pool.map(lambda n: ask(server, n), range(60)))
 
         def promoted() -> float:
+            time.sleep(0.1)
             ask(server, 1000)
             return server.metric('tenfold_speculation_head_swaps_total{result="promoted"}')
 
-        wait_for(promoted, 25)
+        wait_for(promoted, 60)
         assert [ask(server, n) for n in range(0, 60, 10)] == first[::10]
         assert server.metric("tenfold_speculation_faults_total") == 0
     assert {path.name: path.read_bytes() for path in drafter.iterdir() if path.name != "live"} == before

@@ -1,1 +1,1 @@
-"""Learning while serving: recent answers are kept, a head is trained on them aside, and goes live if it is better."""
+"""Learning while serving: a head is trained on recent answers, aside, and goes live if it is better."""

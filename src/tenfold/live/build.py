@@ -38,8 +38,8 @@ def build_learning(
     """As `build_speculator` with a drafter, of which the head that was live last is taken up; learns in the
     drafter's folder. ``model``: where ``checkpoint`` is.
 
-    Raises ValueError where nothing can be drafted or trained, for a drafter of another target, and for a folder
-    in which another server learns; CheckpointError for a folder that is no drafter; OSError.
+    Raises ValueError where nothing can be drafted or trained, for a drafter of another target, and for a
+    folder in which another server learns; CheckpointError for a folder that is no drafter; OSError.
     """
     if find_spec("torch") is None:
         raise ValueError("learning (--learn) needs torch, which is not installed; try: pip install torch")

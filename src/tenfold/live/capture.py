@@ -19,7 +19,8 @@ MOST_BYTES = 128 << 20
 
 
 class LiveCapture:
-    """Answers of the default namespace; what was resumed from another worker has no features to begin with."""
+    """Answers of the default namespace; what was resumed from another worker has no features at first, and is
+    passed over."""
 
     def __init__(self, width: int, most_bytes: int = MOST_BYTES) -> None:
         self._width = width

@@ -1,4 +1,4 @@
-"""Whether a head is better than another: on held-out answers before it goes live, and on live drafts after."""
+"""Whether a head is better than another: on held-out answers before it goes live, on live drafts after."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Comparison(NamedTuple):
 def compare(
     groups: Sequence[str], old: Pace, new: Pace, *, draws: int = 4000, seed: int = 0
 ) -> Comparison | None:
-    """Bootstrap over conversations (``groups`` of the answers), both heads on the same ones in each draw. None
-    from fewer than `LEAST_CONVERSATIONS`."""
+    """Bootstrap over conversations (``groups`` of the answers), both heads on the same ones in each draw.
+    None from fewer than `LEAST_CONVERSATIONS`."""
     names, group = np.unique(np.array(groups), return_inverse=True)
     count = len(names)
     if count < LEAST_CONVERSATIONS:

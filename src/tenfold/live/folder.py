@@ -51,7 +51,10 @@ class LiveFolder:
     """``live`` in the drafter's folder ``drafter``; for one server at a time. Close it, or use ``with``."""
 
     def __init__(self, drafter: Path) -> None:
-        """Raises ValueError where another server uses it, OSError where it cannot be made."""
+        """Raises ValueError where another server uses it or there is no drafter, OSError where it cannot be
+        made."""
+        if not drafter.is_dir():
+            raise ValueError(f"{drafter}: not a drafter's folder; make one with `tenfold train-drafter`")
         self.drafter = drafter
         self.path = drafter / LIVE
         self.path.mkdir(mode=0o700, exist_ok=True)
@@ -63,7 +66,8 @@ class LiveFolder:
         except BlockingIOError:
             self._lock.close()
             raise ValueError(
-                f"{self.path} is in use by another server that learns; give each a copy of the drafter's folder"
+                f"{self.path} is in use by another server that learns; give each a copy of the drafter's "
+                "folder"
             ) from None
         self.state = self._read()
 
@@ -82,8 +86,8 @@ class LiveFolder:
         return self.path / _HEADS / f"{number:04}" if number else self.drafter
 
     def save(self) -> None:
-        """Writes the state, whole or not at all. What the disk refuses is logged: the state is then that of the
-        last time, and a restart goes on from there."""
+        """Writes the state, whole or not at all. What the disk refuses is logged: a restart goes on from what
+        was written last."""
         part = self.path / (_STATE + ".part")
         try:
             part.write_bytes(msgspec.json.encode(self.state))

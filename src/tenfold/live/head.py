@@ -44,8 +44,8 @@ class LiveHead:
         """Ended requests that the live program drafted for, the latest of them."""
 
     def exchange(self, program: RecurrentProgram) -> RecurrentProgram:
-        """From the next draft on this program drafts. Hands back the one before. Counts start anew, also those
-        of requests under way."""
+        """From the next draft on this program drafts. Hands back the one before. Counts start anew, also
+        those of requests under way."""
         before, self._program = self._program, program
         self._drafter = HeadDrafter(program)
         for running in self._running.values():

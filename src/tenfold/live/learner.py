@@ -41,8 +41,8 @@ class LearnSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Learner:
-    """One thread calls all methods, between steps. None of them waits for anything but the disk and, when a head
-    goes live, its loading. Owns ``folder``, ``store`` and the programs of heads, ``program`` with them."""
+    """One thread calls all methods, between steps. None of them waits for anything but the disk and, when a
+    head goes live, its loading. Owns ``folder``, ``store`` and the programs of ``head``."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Learner:
     def _failed(self, what: str, why: str) -> None:
         self.swaps["failed"] += 1
         log.error(
-            "%s: %s. Serving goes on with the head that is live, the next training is after %d tokens; see %s",
+            "%s: %s. Serving goes on with the live head, the next training is after %d tokens; see %s",
             what,
             why,
             self._missing(),
@@ -216,7 +216,8 @@ class Learner:
             self._folder.drop_heads()
             self.swaps["rolled back"] += 1
             log.warning(
-                "the head before is live again (%s): of the new one's first drafts %.3f stood, of its own %.3f",
+                "the head before is live again (%s): of the new one's first drafts %.3f stood, of its own "
+                "%.3f",
                 self._folder.head(state.live),
                 watch.new.mean,
                 watch.old.mean,

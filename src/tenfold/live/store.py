@@ -1,4 +1,4 @@
-"""Recent answers on disk, never more than so many bytes: stores in a row, of which the oldest goes as a whole."""
+"""Recent answers on disk, never more than so many bytes: stores in a row, of which the oldest goes whole."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _ANSWER_BYTES = 8
 class LiveStore:
     """Keeps answers of the target ``identity`` in ``folder``, which it shares with nobody.
 
-    Half of ``max_bytes`` is one store (`traffic.store`); when it is full the next is begun and the last but one
-    removed. Faults of the disk cost answers and nothing else: they are logged, and it is tried again after
-    `RETRY_S`.
+    Half of ``max_bytes`` is one store (`traffic.store`); when it is full the next is begun and the last but
+    one removed. Faults of the disk cost answers and nothing else: they are logged, and it is tried again
+    after `RETRY_S`.
     """
 
     def __init__(self, folder: Path, identity: Identity, max_bytes: int = MAX_BYTES) -> None:
@@ -130,8 +130,8 @@ def number_of(path: Path) -> int:
 
 
 def read_live(folder: Path) -> tuple[Identity, list[tuple[Answer, Features]]]:
-    """All answers that are kept, oldest first, each with its features [rows, width]; also while they are added
-    to. Raises OSError, ValueError where there is none."""
+    """All answers that are kept, oldest first, each with its features [rows, width]; also while they are
+    added to. Raises OSError, ValueError where there is none."""
     found: list[tuple[Answer, Features]] = []
     identity: Identity | None = None
     for path in numbered(folder):

@@ -1,4 +1,4 @@
-"""From recent answers to a head that is better than the live one, or to the verdict that it is not. Needs torch."""
+"""From recent answers to a head that is better than the live one, or the verdict that it is not. Needs torch."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ class Parts(NamedTuple):
 
 
 def split_live(conversations: Sequence[str]) -> Parts | None:
-    """Of answers, oldest first: the newest conversations are held out, the next newest validate. A conversation
-    is as old as its last answer. None where one of the parts would be empty or there are too few to compare
-    heads with."""
+    """Of answers, oldest first: the newest conversations are held out, the next newest validate. A
+    conversation is as old as its last answer. None where there are too few to train on and to compare with."""
     last = {name: index for index, name in enumerate(conversations)}
     order = sorted(last, key=last.__getitem__)
     held_out = max(LEAST_CONVERSATIONS, round(_HELD_OUT * len(order)))

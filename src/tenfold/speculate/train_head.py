@@ -60,8 +60,8 @@ def train_head(
     ``always`` are tokens that can be drafted whatever the answers use (the end of a sequence). After every
     epoch all that is needed to go on is in the folder ``work``; a call with the same arguments takes up from
     there. A KeyboardInterrupt ends the training, and the best epoch so far is returned; before the first
-    epoch is done it is raised. With ``start`` the training goes on from that head, of the same target, instead
-    of from random weights.
+    epoch is done it is raised. With ``start`` the training goes on from that head, of the same target,
+    instead of from random weights.
 
     Raises ValueError for features of another target, for answers that are too few, and for a ``work`` of
     another training.

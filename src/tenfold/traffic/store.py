@@ -192,8 +192,8 @@ class AnswerStore:
 
 
 def read_answers(folder: Path) -> tuple[Identity, list[Answer], Features]:
-    """What is whole in a store, in its order, also while another process adds to it. Raises OSError, ValueError
-    for a folder that is no store."""
+    """What is whole in a store, in its order, also while another process adds to it. Raises OSError,
+    ValueError for a folder that is no store."""
     with (folder / ANSWERS).open("rb") as lines, (folder / FEATURES).open("rb") as features:
         content = _checked(lines.readline())
         if content is None:
