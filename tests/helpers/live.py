@@ -52,10 +52,10 @@ EVIDENCE = HeadEvidence(
 )
 
 
-def tiny_model(folder: Path) -> Path:
+def tiny_model(folder: Path, seed: int = 0) -> Path:
     """A model of 96 tokens and 3 layers."""
     config = tiny_config("llama", vocab_size=VOCAB, num_hidden_layers=3, max_position_embeddings=256)
-    return write_folder(folder, config, random_weights(config))
+    return write_folder(folder, config, random_weights(config, seed))
 
 
 def write_head(model: Path, folder: Path, seed: int = 0, calm: float = 0.05) -> None:

@@ -31,8 +31,8 @@ def promotions(gain: float, times: int = 200) -> int:
 
 
 def test_a_head_that_is_better_is_promoted_and_others_are_not() -> None:
-    """Of 200 heads that are as good few pass, of those that are worse none, and of those that bring a tenth of a
-    token a step nearly all."""
+    """Of 200 heads that are as good few pass, of those that are worse none, and of those that bring a tenth
+    of a token a step nearly all."""
     assert promotions(0.0) <= 14  # 2.5 % of 200 are 5, and the bootstrap is a little bold
     assert promotions(-0.1) == 0
     assert promotions(0.1) >= 190

@@ -19,7 +19,7 @@ from tenfold.speculate.build import compile_head, drafter_taps
 from tenfold.speculate.fixed import FixedSpeculator
 from tenfold.worker.build import build_target
 from tests.helpers.identity import at_once, differences, play
-from tests.helpers.live import VOCAB, tiny_model, write_head
+from tests.helpers.live import tiny_model, write_head
 from tests.helpers.requests import request
 
 pytestmark = pytest.mark.skipif(
@@ -76,6 +76,5 @@ def test_a_head_exchanged_amid_answers_changes_none(tmp_path: Path) -> None:
     assert speculator.exchanges > 20
     (counts,) = speculator.report().drafters
     assert 0 < counts.accepted_tokens < counts.drafted_tokens
-    assert VOCAB > max(max(one.tokens) for one in found.values())
     for program in (good, bad, target.program):
         program.close()

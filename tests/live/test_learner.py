@@ -15,7 +15,7 @@ from tenfold.live import learner as live_learner
 from tenfold.live import trainer as live_trainer
 from tenfold.live.capture import LiveCapture
 from tenfold.live.decide import LOOKS, Scores
-from tenfold.live.folder import LiveFolder, LiveState
+from tenfold.live.folder import LOG, LiveFolder, LiveState
 from tenfold.live.head import LiveHead
 from tenfold.live.job import LiveJob, Verdict
 from tenfold.live.learner import Learner, LearnSettings
@@ -266,4 +266,4 @@ def test_a_training_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monk
     assert trainer.poll() is None
     trainer.stop()
     assert trainer.poll() == "killed by signal 9 (out of memory?)"
-    assert live_trainer.LOG in {path.name for path in tmp_path.iterdir()}
+    assert LOG in {path.name for path in tmp_path.iterdir()}

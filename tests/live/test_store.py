@@ -102,7 +102,7 @@ def test_a_full_disk_costs_answers_and_mends(
 
     now = [1000.0]
     monkeypatch.setattr(AnswerStore, "_write", write)
-    monkeypatch.setattr(live_store.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     for _ in range(3):
         assert kept.add([1] * 5, "stop", rows(5, 2), ORIGIN) == 0
     assert [record.message.count("No space left") for record in caplog.records] == [1]

@@ -31,8 +31,8 @@ class Trainer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # In the worker's session: Linux shares the processors out by session first (its autogroups), and a
-                # process that is alone in one would get half of them however it gives way.
+                # In the worker's session: Linux shares processors out by session first (autogroups), and a
+                # process that is alone in one would get its half, however it gives way.
                 # Before torch is imported: later it has its threads already.
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )

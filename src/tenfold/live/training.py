@@ -1,4 +1,4 @@
-"""From recent answers to a head that is better than the live one, or the verdict that it is not. Needs torch."""
+"""From recent answers to a better head than the live one, or the verdict that it is not. Needs torch."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Parts(NamedTuple):
 
 def split_live(conversations: Sequence[str]) -> Parts | None:
     """Of answers, oldest first: the newest conversations are held out, the next newest validate. A
-    conversation is as old as its last answer. None where there are too few to train on and to compare with."""
+    conversation is as old as its last answer. None where there are too few to train on and to compare."""
     last = {name: index for index, name in enumerate(conversations)}
     order = sorted(last, key=last.__getitem__)
     held_out = max(LEAST_CONVERSATIONS, round(_HELD_OUT * len(order)))
     validation = max(1, round(_VALIDATION * len(order)))
     training = len(order) - held_out - validation
-    if training < validation:
+    if training < held_out:
         return None
     part = {
         name: 0 if i < training else 1 if i < training + validation else 2 for i, name in enumerate(order)
