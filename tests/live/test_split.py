@@ -33,4 +33,4 @@ def test_too_few_conversations_are_not_split() -> None:
     """However many answers they have."""
     assert split_live([str(i % 24) for i in range(500)]) is None
     assert split_live([]) is None
-    assert split_live([str(i) for i in range(26)]) is not None
+    assert split_live([str(i) for i in range(28)]) is not None

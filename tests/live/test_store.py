@@ -89,8 +89,8 @@ def test_answers_of_another_model_or_damaged_ones_are_removed(tmp_path: Path) ->
 def test_a_full_disk_costs_answers_and_mends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is raised, the log says it once, it is not tried at every answer, and when there is room again the
-    store goes on behind what was whole."""
+    """Nothing is raised, the log says it once, it is not tried at every answer, and when there is room again
+    the store goes on behind what was whole."""
     kept = LiveStore(tmp_path, IDENTITY)
     kept.add([1] * 5, "stop", rows(5, 1), ORIGIN)
     real, full = AnswerStore._write, [True]

@@ -37,8 +37,8 @@ def ask(server: ServerProcess, number: int) -> str:
 
 
 def test_a_head_is_trained_on_the_servers_own_traffic_and_goes_live(tmp_path: Path) -> None:
-    """The better head is counted, is in a folder of its own beside the untouched drafter, changes no answer, and
-    is what the next server starts with; what was kept of the traffic is for the owner alone."""
+    """The better head is counted, is in a folder of its own beside the untouched drafter, changes no answer,
+    and is what the next server starts with; what was kept of the traffic is for the owner alone."""
     model, drafter = tiny_model(tmp_path / "model"), tmp_path / "drafter"
     write_head(model, drafter, calm=6.0)
     before = {path.name: path.read_bytes() for path in drafter.iterdir()}

@@ -237,8 +237,8 @@ def test_sampled_answers_are_replayed_with_the_noise_that_drew_them() -> None:
 
 
 def test_a_training_goes_on_from_a_head(tmp_path: Path) -> None:
-    """An epoch that hardly moves anything, on answers whose features have other statistics, leaves it as good as
-    it was: its weights are brought to those and back. Its tokens stay, as far as there is room."""
+    """An epoch that hardly moves anything, on answers whose features have other statistics, leaves it as good
+    as it was: its weights are brought to those and back. Its tokens stay, as far as there is room."""
     first = trained(tmp_path / "first")
     start = StartingHead(config=first.config, token_ids=first.token_ids, weights=first.weights)
     target = toy_target()
