@@ -173,7 +173,6 @@ def test_generate_passes_on_every_option(fake: dict[str, Any]) -> None:
         "max_batch_tokens": 64,
         "speculate": "off",
         "drafter": None,
-        "learn": False,
     }
 
 
