@@ -45,6 +45,20 @@ def test_answers_come_back_with_all_that_is_known_of_them(tmp_path: Path) -> Non
     np.testing.assert_array_equal(found[2][1], rows(2, 7))
 
 
+def test_a_store_that_has_just_begun_or_gone_is_passed_over(tmp_path: Path) -> None:
+    """A training reads while the server goes on."""
+    kept = LiveStore(tmp_path, IDENTITY)
+    kept.add([1] * 5, "stop", rows(5, 3), ORIGIN)
+    (tmp_path / "answers-000002").mkdir()
+    (tmp_path / "answers-000003").mkdir()
+    (tmp_path / "answers-000003" / ANSWERS).touch()
+    (tmp_path / "answers-000003" / FEATURES).touch()
+    assert values(tmp_path) == [3]
+    kept.close()
+    with pytest.raises(ValueError, match="no answers"):
+        read_live(tmp_path / "answers-000002")
+
+
 def test_the_oldest_go_and_the_newest_stay_within_the_bound(tmp_path: Path) -> None:
     """At every moment no more is kept than may be, and at least half of that once there was as much, over
     restarts too."""

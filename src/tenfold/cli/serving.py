@@ -27,7 +27,7 @@ GENERATE_MAX_TOKENS = 512
 @click.option(
     "--learn",
     is_flag=True,
-    help="Train the drafter's head on this server's answers, in a process that takes only idle time. Keeps "
+    help="Train the drafter's head on this server's answers, in a process that gives way. Keeps "
     "recent answers on disk, in DIR/live: at most 1 GiB, readable by the owner alone. Needs --drafter and "
     "torch.",
 )

@@ -135,7 +135,10 @@ def read_live(folder: Path) -> tuple[Identity, list[tuple[Answer, Features]]]:
     found: list[tuple[Answer, Features]] = []
     identity: Identity | None = None
     for path in numbered(folder):
-        identity, answers, features = read_answers(path)
+        try:
+            identity, answers, features = read_answers(path)
+        except (FileNotFoundError, ValueError):
+            continue  # just begun, or just removed
         found += [(answer, features[answer.first_row : answer.first_row + answer.rows]) for answer in answers]
     if identity is None:
         raise ValueError(f"{folder} has no answers")
