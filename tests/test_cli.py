@@ -71,6 +71,7 @@ def test_help_needs_nothing_heavy() -> None:
         (["replay", "m"], "--traffic"),
         (["replay", "m", "--traffic", "t", "--newest", "0"], "--newest"),
         (["train-drafter", "m", "--traffic", "t"], "--output"),
+        (["serve", "m", "--learn"], "--drafter"),
         (["train-drafter", "m", "--traffic", "t", "-o", "d", "--held-out", "1"], "--held-out"),
         (["example-traffic"], "--output"),
     ],

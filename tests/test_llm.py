@@ -64,13 +64,14 @@ def test_a_stream_is_the_answer_in_pieces(llm: LLM) -> None:
 
 
 def test_a_stop_string_ends_the_answer_and_frees_the_engine(llm: LLM, engine: FakeEngine) -> None:
-    """The text ends before it, and the engine goes on with nothing."""
+    """The text ends before it, the engine goes on with nothing, and hears how many tokens were the answer."""
     full = expected.text("abc", 4, 12)
     stop = full[5:8]
     params = SamplingParams(seed=4, max_tokens=400, ignore_eos=True, stop=(stop,))
     (found,) = llm.generate("abc", params)
     assert (found.text, found.finish_reason) == (full[: full.index(stop)], "stop")
     assert not engine.has_work
+    assert [keep for _, keep in engine.aborted] == [found.completion_tokens]
 
 
 def test_a_stream_that_is_dropped_is_aborted(llm: LLM, engine: FakeEngine) -> None:
@@ -80,6 +81,7 @@ def test_a_stream_that_is_dropped_is_aborted(llm: LLM, engine: FakeEngine) -> No
     assert engine.has_work
     stream.close()  # type: ignore[attr-defined]
     assert not engine.has_work
+    assert [keep for _, keep in engine.aborted] == [None]
 
 
 def test_logprobs_and_usage_are_handed_over(llm: LLM) -> None:
@@ -191,9 +193,9 @@ def test_a_stream_dropped_amid_a_step_waits_for_its_end() -> None:
                 assert aborted == []
             return super().step()
 
-        def abort(self, id: str) -> bool:
+        def abort(self, id: str, keep: int | None = None) -> bool:
             aborted.append(id)
-            return super().abort(id)
+            return super().abort(id, keep)
 
     llm._setup(Dropping(EngineSettings(model=""), FakeConfig()), load_fake_text(""), 512)
     stream = llm.stream("abc", PARAMS)

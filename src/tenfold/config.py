@@ -50,6 +50,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """auto: draft tokens where it was measured to pay, which changes no answer; off: never."""
     drafter: str | None = None
     """A folder that `tenfold train-drafter` wrote; None: drafts come from what was said before."""
+    learn: bool = False
+    """Keep recent answers in ``live`` in the drafter's folder, and train its head on them while serving."""
     max_queue: int = 256
     """Most requests that wait for their turn; beyond it a request is refused with 429."""
     max_body_bytes: int = 8 << 20
@@ -89,6 +91,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
         if self.drafter is not None and self.speculate == "off":
             raise ValueError("drafter is given and speculate is off; leave one of them out")
+        if self.learn and self.drafter is None:
+            raise ValueError(
+                "learn is given without a drafter; train one with `tenfold train-drafter` and give it with "
+                "--drafter"
+            )
 
     @property
     def model_name(self) -> str:
@@ -108,6 +115,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             max_running=self.max_running,
             speculate=self.speculate != "off",
             drafter=self.drafter,
+            learn=self.learn,
         )
 
 
@@ -231,7 +239,9 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
             PlanLine(
                 "speculation",
                 "off" if config.speculate == "off" else config.drafter or "from earlier text",
-                "as asked for"
+                f"learns from its answers, which are kept in {config.drafter}/live"
+                if config.learn
+                else "as asked for"
                 if config.speculate == "off" or config.drafter
                 else "no drafter given; used where it pays, never changes an answer",
             ),

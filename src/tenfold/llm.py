@@ -195,7 +195,8 @@ class LLM:
                 piece = output.push([chunk])
                 if output.finish is not None:
                     del open_[chunk.id]
-                    shared.leave([chunk.id])  # after a stop string the engine is still at work
+                    # After a stop string the engine is still at work.
+                    shared.leave([chunk.id], output.completion_tokens if output.finish == "stop" else None)
                 if output.finish == "error":
                     raise GenerationError(output.error or "the engine gave no reason")
                 yield index, piece, output

@@ -92,6 +92,8 @@ class SpeculationCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Why nothing was drafted in such a step, and how often."""
     faults: int
     """Calls of the speculator that failed; their drafts were dropped."""
+    head_swaps: dict[str, int] = {}
+    """What became of heads that were trained while serving, and how often; see `tenfold.live`."""
 
 
 class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +133,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Draft tokens where that pays: the same answers, sooner."""
     drafter: str | None = None
     """Path of a folder that `tenfold train-drafter` wrote; None: what needs no training."""
+    learn: bool = False
+    """Keep recent answers in the drafter's folder, and train its head on them."""
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,6 +182,9 @@ class Abort(ToWorker, frozen=True, kw_only=True):
     """Forget a request; its news are of no interest. An unknown id is no error: it may have just ended."""
 
     id: str
+    keep: int | None = None
+    """The request had its end, seen in its text (a stop string): so many generated tokens are its answer, and
+    may be learnt from. None: it was given up."""
 
 
 class Shutdown(ToWorker, frozen=True, kw_only=True):

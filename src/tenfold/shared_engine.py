@@ -36,8 +36,8 @@ class SharedEngine:
         """Held by the thread that is next to use it: whoever made a step cannot overtake it."""
         self._inboxes: dict[str, Inbox] = {}
         """Of the requests under way, by id. Guarded by ``_lock``."""
-        self._left: deque[str] = deque()
-        """Requests that nobody waits for any more."""
+        self._left: deque[tuple[str, int | None]] = deque()
+        """Requests that nobody waits for any more, and how many tokens of each are its answer."""
 
     def add(self, requests: Iterable[Request], inbox: Inbox) -> None:
         """Begins the requests; their news go to ``inbox``. Raises RequestError at the first that is refused;
@@ -57,13 +57,13 @@ class SharedEngine:
         self._check()
         return inbox.popleft()
 
-    def leave(self, ids: Iterable[str]) -> None:
-        """Aborts what is still under way of ``ids``.
+    def leave(self, ids: Iterable[str], keep: int | None = None) -> None:
+        """Aborts what is still under way of ``ids``; ``keep``: see `tenfold.protocol.Abort`.
 
         Never waits, as the garbage collector may drop a stream amid a step of the same thread: then the
         requests are aborted when that step is over.
         """
-        self._left.extend(ids)
+        self._left.extend((id, keep) for id in ids)
         self._sweep()
 
     def close(self) -> None:
@@ -115,9 +115,9 @@ class SharedEngine:
             try:
                 engine = self._engine
                 while self._left:
-                    id = self._left.popleft()
+                    id, keep = self._left.popleft()
                     if engine is not None and self._inboxes.pop(id, None) is not None:
-                        engine.abort(id)
+                        engine.abort(id, keep)
                 while engine is not None and engine.has_work and not self._inboxes:
                     engine.step()  # nothing but farewells
             finally:

@@ -296,6 +296,8 @@ class Watching(FixedSpeculator):
         self.outcomes: list[list[Outcome]] = []
         self.rows: list[int] = []
         self.saw: list[tuple[list[int], float | None]] = []
+        self.drew: list[tuple[int, int, float]] = []
+        """Of all tokens of all outcomes: the token before, its place, and the first feature."""
 
     def propose(
         self, sequences: Sequence[DraftSequence], rows: int, limits: Sequence[int]
@@ -310,6 +312,14 @@ class Watching(FixedSpeculator):
         assert step_ms > 0
         super().observe(outcomes, rows, step_ms)
         self.outcomes.append(list(outcomes))
+        for one in outcomes:
+            tokens, features = one.sequence.tokens, one.features
+            if features is not None:
+                assert len(features) == len(one.drawn)
+                first = len(tokens) - len(one.drawn)
+                self.drew += [
+                    (tokens[first + i - 1], first + i - 1, row[0]) for i, row in enumerate(features)
+                ]
         self.rows.append(rows)
 
 
@@ -342,10 +352,15 @@ def test_features_are_those_of_the_row_that_drew_the_last_token() -> None:
         # The last token was drawn by the row of the token before it.
         for tokens, feature in speculator.saw:
             assert feature == tokens[-2] + 1000 * (len(tokens) - 2)
+        # Outcomes have those of every token.
+        assert len(speculator.drew) >= len(speculator.saw)
+        for token, place, feature in speculator.drew:
+            assert feature == token + 1000 * place
     for program, wanted in ((WithFeatures(), False), (FakeProgram(), True)):
         speculator = Watching(drafters(texts_of(law), 40)["oracle"], 5, wanted)
         play(program, at_once(requests), speculator)
         assert {feature for _, feature in speculator.saw} == {None}
+        assert speculator.drew == []
 
 
 def test_the_speculator_hears_what_became_of_its_drafts() -> None:
@@ -378,6 +393,23 @@ def test_the_speculator_hears_what_became_of_its_drafts() -> None:
             assert len(outcome.drawn) == outcome.accepted + 1
             assert outcome.accepted <= outcome.drafted
     assert sum(len(o.drawn) for step in speculator.outcomes for o in step if o.sequence.id == "a") == 8
+
+
+def test_an_answer_that_ended_in_its_text_is_learnt_up_to_its_end() -> None:
+    """Whoever sees a stop string aborts later than that: what came meanwhile is not learnt from, what came
+    before is, and the request's last chunk is that of any abort."""
+    one = request("a", LONG[:6], **FREE)
+    law = plain(one)
+    drafter = drafters(texts_of(law), 40)["oracle"]
+    engine = Engine(FakeProgram(), speculator=FixedSpeculator(drafter, 4))
+    engine.add(one)
+    for _ in range(3):
+        engine.step()
+    assert engine.abort("a", 5)
+    assert drafter.ended == [("a", True, law["a"].tokens[:5])]
+    assert [chunk.finish for chunk in engine.step()] == ["abort"]
+    engine.check_integrity()
+    assert not engine.has_work
 
 
 def test_a_sequence_that_ends_in_its_first_step_is_not_spoken_of() -> None:

@@ -54,6 +54,7 @@ class FakeEngine:
         self._waiting: deque[Request] = deque()
         self._running: dict[str, tuple[Request, list[int]]] = {}
         self._started: set[str] = set()
+        self.aborted: list[tuple[str, int | None]] = []
         self._steps = 0
         self._prompt = self._cached = self._generated = 0
 
@@ -63,7 +64,8 @@ class FakeEngine:
         self._prompt += len(request.prompt)
         self._waiting.append(request)
 
-    def abort(self, id: str) -> bool:
+    def abort(self, id: str, keep: int | None = None) -> bool:
+        self.aborted.append((id, keep))
         self._started.discard(id)
         if self._running.pop(id, None) is not None:
             return True

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> None:
-    """The server's process: one argument, the ServeConfig as JSON."""
+    """The server's process: two arguments, the ServeConfig as JSON and the engine's builder."""
     import logging
 
     from tenfold.server.serve import serve
@@ -36,7 +36,7 @@ def main() -> None:
     def ready(plan: ResolvedPlan, url: str) -> None:
         print(json.dumps({"url": url, "plan": plan.to_json()}), flush=True)
 
-    serve(config, config.model, load_fake_text, ready, BUILDER)
+    serve(config, config.model, load_fake_text, ready, sys.argv[2])
 
 
 class ServerProcess:
@@ -74,13 +74,21 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def running_server(log: Path, fake: FakeConfig | None = None, **config: Any) -> Iterator[ServerProcess]:
+def running_server(
+    log: Path, fake: FakeConfig | None = None, builder: str = BUILDER, **config: Any
+) -> Iterator[ServerProcess]:
     """A server with the given ServeConfig fields; at exit it must still stop cleanly."""
     model = msgspec.json.encode(fake or FakeConfig()).decode()
     full = {"model": model, "served_name": "fake", "port": 0, "drain_s": 0.5, **config}
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from tests.helpers.server_process import main; main()", json.dumps(full)],
+            [
+                sys.executable,
+                "-c",
+                "from tests.helpers.server_process import main; main()",
+                json.dumps(full),
+                builder,
+            ],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

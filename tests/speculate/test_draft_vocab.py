@@ -39,3 +39,10 @@ def test_too_little_room_is_an_error() -> None:
     """Tokens that must be in it are never dropped in silence."""
     with pytest.raises(ValueError, match="3 tokens are always drafted, but there is room for 2"):
         choose_tokens([], 2, [1, 2, 3])
+
+
+def test_the_rest_fills_what_room_is_left() -> None:
+    """Lower ids first, and never in the place of a token that the answers use."""
+    assert choose_tokens([[7, 7, 9]], 4, always=(0,), rest=(30, 20, 9, 40)) == (0, 7, 9, 20)
+    assert choose_tokens([[7, 7, 9]], 3, always=(0,), rest=(1, 2)) == (0, 7, 9)
+    assert choose_tokens([[7]], 10, rest=(3,)) == (3, 7)

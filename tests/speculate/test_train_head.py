@@ -19,7 +19,7 @@ from tenfold.speculate.head_replay import HeadReplay
 from tenfold.speculate.head_weights import Standard, rounded
 from tenfold.speculate.target import TargetModel
 from tenfold.speculate.train_head import train_head
-from tenfold.speculate.trained_head import CostCurve, HeadSettings, Progress, TrainedHead
+from tenfold.speculate.trained_head import CostCurve, HeadSettings, Progress, StartingHead, TrainedHead
 from tests.helpers.toy_drafting import VOCAB, feature_set, toy_answers, toy_target
 
 QUICK = HeadSettings(epochs=4, batch=64, learning_rate=5e-3, dropout=0.0, vocab_size=VOCAB)
@@ -234,3 +234,20 @@ def test_sampled_answers_are_replayed_with_the_noise_that_drew_them() -> None:
     zeros = {name: torch.zeros(spec.shape) for name, spec in graph.first.weights.items()}
     found = replay.run(graph, zeros)
     assert found.acceptance == pytest.approx((1.0, 18 / 19, 17 / 19))
+
+
+def test_a_training_goes_on_from_a_head(tmp_path: Path) -> None:
+    """An epoch that hardly moves anything, on answers whose features have other statistics, leaves it as good
+    as it was: its weights are brought to those and back. Its tokens stay, as far as there is room."""
+    first = trained(tmp_path / "first")
+    start = StartingHead(config=first.config, token_ids=first.token_ids, weights=first.weights)
+    target = toy_target()
+    settings = msgspec.structs.replace(QUICK, epochs=1, learning_rate=1e-9, feature_noise=0.0)
+    sets = toy_answers(target, 30, seed=7), toy_answers(target, 12, seed=2)
+    head = train_head(*sets, target, settings, CostCurve(), (), tmp_path / "second", start=start)
+    assert head.evidence.validation.acceptance == pytest.approx(
+        first.evidence.validation.acceptance, abs=0.02
+    )
+    assert head.token_ids == first.token_ids
+    for name, weight in first.weights.items():
+        np.testing.assert_allclose(head.weights[name], weight, rtol=1e-3, atol=1e-3)

@@ -30,7 +30,7 @@ class Watched(FakeEngine):
         self.added.append(request.id)
         self.most = max(self.most, len(self.open))
 
-    def abort(self, id: str) -> bool:
+    def abort(self, id: str, keep: int | None = None) -> bool:
         if id in self.open:
             self.open.remove(id)
         return super().abort(id)

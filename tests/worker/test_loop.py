@@ -42,6 +42,7 @@ class Front:
             original()
 
         engine.check_integrity = check  # type: ignore[method-assign]
+        self.aborted = engine.aborted
         self.ended: BaseException | None = None
         self._reader = FrameReader(msgspec.msgpack.Decoder(WorkerMessage))
         self._pending: list[WorkerMessage] = []
@@ -117,11 +118,12 @@ def test_an_aborted_request_yields_nothing_more(front: Front) -> None:
     front.hear()
     front.say(request("a", 500))
     front.hear()
-    front.say(Abort(id="a"), Abort(id="never seen"))
+    front.say(Abort(id="a", keep=7), Abort(id="never seen"))
     for _ in range(100):
         message = front.hear()
         assert isinstance(message, Chunks)
         if message.load is not None and not message.load.running:
+            assert front.aborted == [("a", 7), ("never seen", None)]
             return
     raise AssertionError("the request runs on")
 

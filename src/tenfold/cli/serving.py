@@ -24,6 +24,13 @@ GENERATE_MAX_TOKENS = 512
 @click.option("--name", "served_name", help="The model's name in the API. Default: MODEL without its folder.")
 @engine_options
 @speculation_options
+@click.option(
+    "--learn",
+    is_flag=True,
+    help="Train the drafter's head on this server's answers, in a process that gives way. Keeps "
+    "recent answers on disk, in DIR/live: at most 1 GiB, readable by the owner alone. Needs --drafter and "
+    "torch.",
+)
 @click.option("--max-queue", type=int, default=256, help="Most requests that wait; beyond it 429.")
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved plan as JSON.")
 def serve(model: str, as_json: bool, **options: Any) -> None:

@@ -72,12 +72,13 @@ class Engine:
         self._sequences[request.id] = sequence
         self._scheduler.waiting.append(sequence)
 
-    def abort(self, id: str) -> bool:
-        """Ends a request in any phase; its last chunk comes with the next step. False if it is unknown."""
+    def abort(self, id: str, keep: int | None = None) -> bool:
+        """Ends a request in any phase; its last chunk comes with the next step. False if it is unknown.
+        ``keep``: see `tenfold.protocol.Abort`."""
         sequence = self._sequences.get(id)
         if sequence is None:
             return False
-        self._ended.append(self._end(sequence, "abort"))
+        self._ended.append(self._end(sequence, "abort", keep=keep))
         return True
 
     @property
@@ -108,7 +109,15 @@ class Engine:
         gains = self._commit(plan.work, output)
         if speculation is not None and plan.asked:
             outcomes = [
-                Outcome(gain.sequence, gain.drafted, gain.accepted, gain.tokens)
+                Outcome(
+                    gain.sequence,
+                    gain.drafted,
+                    gain.accepted,
+                    gain.tokens,
+                    None
+                    if output.features is None
+                    else output.features[gain.first : gain.first + len(gain.tokens)],
+                )
                 for gain in gains[: plan.asked]
             ]
             speculation.observe(outcomes, rows, step_ms)
@@ -190,16 +199,21 @@ class Engine:
             **self._admission_news(sequence),
         )
 
-    def _end(self, sequence: Sequence, finish: FinishReason, error: str | None = None) -> Chunk:
+    def _end(
+        self, sequence: Sequence, finish: FinishReason, error: str | None = None, keep: int | None = None
+    ) -> Chunk:
         """The last chunk of a sequence that ends outside of a step; it leaves."""
-        self._leave(sequence, finish)
+        self._leave(sequence, finish, keep)
         return Chunk(id=sequence.id, finish=finish, error=error, **self._admission_news(sequence))
 
-    def _leave(self, sequence: Sequence, finish: FinishReason) -> None:
+    def _leave(self, sequence: Sequence, finish: FinishReason, keep: int | None = None) -> None:
         del self._sequences[sequence.id]
         self._scheduler.drop(sequence)
+        if keep is not None:
+            # What came after the end that its text had is nobody's answer.
+            del sequence.tokens[sequence.prompt_length + keep :]
         if self._speculation is not None:
-            self._speculation.end(sequence, learn=finish in ("stop", "length"))
+            self._speculation.end(sequence, learn=finish in ("stop", "length") or keep is not None)
 
     def _admission_news(self, sequence: Sequence) -> AdmissionNews:
         """What the first chunk after the sequence's admission tells of it."""

@@ -75,6 +75,7 @@ class Speculation:
                 accepted_tokens=sum(drafter.accepted_tokens for drafter in report.drafters),
                 idle=dict(report.idle),
                 faults=0,
+                head_swaps=dict(report.head_swaps or {}),
             )
         return msgspec.structs.replace(self._last, faults=self._faults)
 

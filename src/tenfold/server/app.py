@@ -197,9 +197,9 @@ class App:
         )
         return Output(self._text.stream(parsed.params.stop)), shape
 
-    def release(self, flight: Flight) -> None:
+    def release(self, flight: Flight, keep: int | None = None) -> None:
         """See `Flights.release`."""
-        self._flights.release(flight)
+        self._flights.release(flight, keep)
 
     def cancel(self, flight: Flight) -> None:
         """See `Flights.cancel`."""

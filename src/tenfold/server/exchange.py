@@ -44,7 +44,7 @@ class Desk(Protocol):
 
     def open(self, chat: bool, parsed: ApiRequest, request_id: str) -> tuple[Output, Shape]: ...
 
-    def release(self, flight: Flight) -> None: ...
+    def release(self, flight: Flight, keep: int | None = None) -> None: ...
 
     def cancel(self, flight: Flight) -> None: ...
 
@@ -128,7 +128,8 @@ class Exchange:
         piece = output.push(await flight.next())
         if output.finish is None:
             return piece
-        self._app.release(flight)  # after a stop string the engine is still at work
+        # After a stop string the engine is still at work.
+        self._app.release(flight, output.completion_tokens if output.finish == "stop" else None)
         if output.finish in ("error", "abort"):
             raise broken(output.error or f"the engine ended the request: {output.finish}")
         return piece

@@ -148,10 +148,10 @@ class Flights:
         self._send(flight)
         return flight
 
-    def release(self, flight: Flight) -> None:
-        """The handler is done with it; if the engine is not, it is told."""
+    def release(self, flight: Flight, keep: int | None = None) -> None:
+        """The handler is done with it; if the engine is not, it is told. ``keep``: see `Abort`."""
         if self._forget(flight):
-            self._supervisor.send(Abort(id=flight.request.id))
+            self._supervisor.send(Abort(id=flight.request.id, keep=keep))
 
     def cancel(self, flight: Flight) -> None:
         """The client is gone."""

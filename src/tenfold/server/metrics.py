@@ -87,21 +87,25 @@ class Metrics(Collector):
         self._earlier_preemptions = 0
         self._earlier_speculation: Counter[str] = Counter()
         self._earlier_idle: Counter[str] = Counter()
+        self._earlier_swaps: Counter[str] = Counter()
 
     def worker_gone(self) -> None:
         """A worker's own counters end with it."""
         if self.load is not None:
             self._earlier_preemptions += self.load.preemptions
-            self._earlier_speculation, self._earlier_idle = self._speculation()
+            self._earlier_speculation, self._earlier_idle, self._earlier_swaps = self._speculation()
         self.load = None
 
-    def _speculation(self) -> tuple[Counter[str], Counter[str]]:
-        """Counts of speculation, and steps without a draft by reason, over all workers so far."""
+    def _speculation(self) -> tuple[Counter[str], Counter[str], Counter[str]]:
+        """Counts of speculation, steps without a draft by reason, and what became of trained heads, over all
+        workers so far."""
         counts, idle = self._earlier_speculation.copy(), self._earlier_idle.copy()
+        swaps = self._earlier_swaps.copy()
         if self.load is not None and (now := self.load.speculation) is not None:
             counts.update({name: getattr(now, name) for name, _ in SPECULATION})
             idle.update(now.idle)
-        return counts, idle
+            swaps.update(now.head_swaps)
+        return counts, idle, swaps
 
     def page(self) -> bytes:
         """The page in Prometheus' text format."""
@@ -126,10 +130,13 @@ class Metrics(Collector):
             ),
         ):
             yield CounterMetricFamily(f"tenfold_{name}", help, value=count)
-        speculation, idle = self._speculation()
+        speculation, idle, swaps = self._speculation()
         for name, help in SPECULATION:
             yield CounterMetricFamily(f"tenfold_speculation_{name}", help, value=speculation[name])
         yield _labelled("tenfold_speculation_idle_steps", "Steps without a draft", "reason", idle)
+        yield _labelled(
+            "tenfold_speculation_head_swaps", "Heads that were trained while serving", "result", swaps
+        )
         for name, help, value in (
             ("requests_in_flight", "Requests accepted and not ended", self.in_flight),
             ("requests_running", "Requests that the engine computes", load.running if load else 0),

@@ -98,6 +98,9 @@ class Outcome(NamedTuple):
     """How many of them stood."""
     drawn: Sequence[int]
     """What the target committed: the accepted ones and one more, or fewer where the sequence ended."""
+    features: Floats | None = None
+    """[len(drawn), width] the target's hidden states of the rows that drew them, if the speculator wants
+    features; overwritten by the next step."""
 
 
 class Speculator(Protocol):
@@ -162,3 +165,5 @@ class SpeculationReport(NamedTuple):
     drafters: tuple[DrafterReport, ...]
     idle: dict[str, int]
     """Why nothing was drafted in such a step, and how often: "load", "no draft", "not worth it" ..."""
+    head_swaps: dict[str, int] | None = None
+    """See `tenfold.protocol.SpeculationCounts`; None: no head is trained while serving."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tenfold.backends.base import Program
+from tenfold.backends.base import Program, RecurrentProgram
 from tenfold.backends.native import NativeBackend
 from tenfold.checkpoint.base import Checkpoint
 from tenfold.graph.graph import Graph
@@ -33,6 +33,25 @@ def drafter_taps(graph: Graph, checkpoint: Checkpoint) -> tuple[str, ...]:
     return TargetModel(graph, checkpoint).taps()
 
 
+def compile_head(program: Program, graph: Graph, checkpoint: Checkpoint, folder: Path) -> RecurrentProgram:
+    """The head of a drafter's folder, beside its target's program, whose threads it shares.
+
+    Raises ValueError for a drafter of another target, CheckpointError for a folder that is none.
+    """
+    drafter = open_drafter(folder, TargetModel(graph, checkpoint))
+    try:
+        return NativeBackend().compile_recurrent(
+            drafter.graph,
+            drafter.checkpoint,
+            token_ids=np.array(drafter.description.token_ids, np.int32),
+            vocab_size=graph.vocab_size,
+            max_sequences=program.info.max_logit_rows,
+            team_of=program,
+        )
+    finally:
+        drafter.close()
+
+
 def build_speculator(
     program: Program, graph: Graph, checkpoint: Checkpoint, settings: SpeculationSettings
 ) -> Speculator | None:
@@ -45,17 +64,5 @@ def build_speculator(
         return None
     drafters: list[Drafter] = [SuffixDrafter()]
     if settings.drafter is not None:
-        drafter = open_drafter(settings.drafter, TargetModel(graph, checkpoint))
-        try:
-            head = NativeBackend().compile_recurrent(
-                drafter.graph,
-                drafter.checkpoint,
-                token_ids=np.array(drafter.description.token_ids, np.int32),
-                vocab_size=graph.vocab_size,
-                max_sequences=program.info.max_logit_rows,
-                team_of=program,
-            )
-        finally:
-            drafter.close()
-        drafters.append(HeadDrafter(head))
+        drafters.append(HeadDrafter(compile_head(program, graph, checkpoint, settings.drafter)))
     return Controller(drafters, measure_curve(program), wants_features=settings.drafter is not None)

@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 
-def choose_tokens(answers: Iterable[Sequence[int]], size: int, always: Iterable[int] = ()) -> tuple[int, ...]:
-    """The ``always`` tokens and the most used of ``answers``, at most ``size`` in all, in ascending order.
+def choose_tokens(
+    answers: Iterable[Sequence[int]], size: int, always: Iterable[int] = (), rest: Iterable[int] = ()
+) -> tuple[int, ...]:
+    """The ``always`` tokens and the most used of ``answers``, then those of ``rest`` for which there is room
+    left: at most ``size`` in all, in ascending order.
 
-    Of equally frequent tokens the lower id is taken. Fewer come back where the answers use fewer. Raises
-    ValueError if ``always`` alone are more.
+    Of equally frequent tokens, and of ``rest``, the lower id is taken: vocabularies are made of the frequent
+    first. Fewer come back where all these are fewer. Raises ValueError if ``always`` alone are more.
     """
     chosen = set(always)
     if len(chosen) > size:
@@ -22,7 +25,8 @@ def choose_tokens(answers: Iterable[Sequence[int]], size: int, always: Iterable[
     counts: Counter[int] = Counter()
     for answer in answers:
         counts.update(answer)
-    for token, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+    wanted = [token for token, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    for token in [*wanted, *sorted(rest)]:
         if len(chosen) == size:
             break
         chosen.add(token)

@@ -25,7 +25,7 @@ from tenfold.formats.matrix import Layout, Matrix
 from tenfold.graph.recurrent import RecurrentGraph
 from tenfold.models.recurrent_head import HeadConfig, recurrent_head
 from tenfold.speculate.target import Fingerprint, TargetModel, check_fingerprint
-from tenfold.speculate.trained_head import HeadEvidence, TrainedHead
+from tenfold.speculate.trained_head import HeadEvidence, StartingHead, TrainedHead
 
 _DESCRIPTION, _WEIGHTS = "drafter.json", "head.safetensors"
 
@@ -55,6 +55,14 @@ class DrafterFolder:
         self.checkpoint = checkpoint
         """The drafter's weights and those that it shares with its target."""
 
+    def start(self) -> StartingHead:
+        """What a training can go on from: a copy of the drafter's own weights."""
+        return StartingHead(
+            config=self.description.head,
+            token_ids=self.description.token_ids,
+            weights={name: self.checkpoint.own(name) for name in self.checkpoint.own_names},
+        )
+
     def close(self) -> None:
         """Unmaps the drafter's weights."""
         self.checkpoint.close()
@@ -77,6 +85,17 @@ class Overlay:
             )
             for name, tensor in weights.tensors.items()
         }
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """The drafter's own weights."""
+        return tuple(self._own)
+
+    def own(self, name: str) -> Floats:
+        """One of them, dequantized: a matrix or a vector."""
+        weight = self._own[name]
+        blocks = [block.dequantize() for _, block in weight.rows(weight.place("auto").layout, 0)]
+        return np.concatenate(blocks).reshape(weight.info.shape)
 
     def tensors(self) -> dict[str, TensorInfo]:
         """See `Checkpoint.tensors`."""

@@ -18,7 +18,7 @@ from tenfold.backends.torch.functions import Tensor
 from tenfold.graph.recurrent import RecurrentGraph
 from tenfold.speculate.features import FeatureSet
 from tenfold.speculate.head_data import HeadData
-from tenfold.speculate.trained_head import CostCurve, Replay
+from tenfold.speculate.trained_head import CostCurve, Pace, Replay
 
 _BATCH = 512
 
@@ -43,6 +43,8 @@ class HeadReplay:
             raise ValueError(f"the cost curve has {len(costs.verify)} entries; drafts of {length} need more")
         step = max(1, round(answers.token_count / most_tokens))
         self._answers = answers.select(range(0, len(answers.answers), step))
+        self.groups = tuple(answer.group for answer in self._answers.answers)
+        """Of the answers that are replayed."""
         self._data = HeadData(self._answers, token_ids, hidden)
         if len(self._data.anchors) == 0:
             raise ValueError("there is no answer of two tokens to replay")
@@ -58,27 +60,32 @@ class HeadReplay:
     def walk(self, agreed: npt.NDArray[np.int64]) -> Replay:
         """What drafts would have done of which so many tokens stand, by anchor."""
         lengths = range(1, self._length + 1)
-        committed = 0
-        steps = [0] * len(lengths)
-        cost = [0.0] * len(lengths)
-        offset = 0
-        for answer in self._answers.answers:
-            count = len(answer.tokens)
-            own = agreed[offset : offset + max(count - 1, 0)]
-            offset += len(own)
-            committed += max(count - 1, 0)
-            for index, length in enumerate(lengths):
-                at = 0
-                while at < count - 1:
-                    at += min(int(own[at]), length) + 1
-                    steps[index] += 1
-                    cost[index] += self._costs.verify[length] + length * self._costs.draft
+        paces = [self.pace(agreed, length) for length in lengths]
+        committed = int(paces[0].tokens.sum())
+        steps = [int(pace.steps.sum()) for pace in paces]
+        costs = [self._costs.verify[length] + length * self._costs.draft for length in lengths]
         return Replay(
             anchors=len(agreed),
             acceptance=tuple(float((agreed >= k).mean()) for k in lengths),
             tokens_per_step=tuple(committed / n for n in steps),
-            speed=tuple(committed / c for c in cost),
+            speed=tuple(committed / (n * cost) for n, cost in zip(steps, costs, strict=True)),
         )
+
+    def pace(self, agreed: npt.NDArray[np.int64], length: int) -> Pace:
+        """The same by answer, for drafts of ``length``."""
+        tokens, steps = [], []
+        offset = 0
+        for answer in self._answers.answers:
+            count = max(len(answer.tokens) - 1, 0)
+            own = agreed[offset : offset + count]
+            offset += count
+            at = made = 0
+            while at < count:
+                at += min(int(own[at]), length) + 1
+                made += 1
+            tokens.append(count)
+            steps.append(made)
+        return Pace(np.array(tokens, np.int64), np.array(steps, np.int64))
 
     def agreements(self, graph: RecurrentGraph, weights: Mapping[str, Tensor]) -> npt.NDArray[np.int64]:
         """For each anchor, how many of a draft's tokens would stand."""

@@ -47,6 +47,11 @@ class Standard(NamedTuple):
         bias = weights[FUSE_BIAS].detach() - fuse @ self.mean
         return {**{name: w.detach() for name, w in weights.items()}, FUSE: fuse, FUSE_BIAS: bias}
 
+    def unfold(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The reverse: weights for standardised features, from weights for features as they are."""
+        bias = weights[FUSE_BIAS] + weights[FUSE] @ self.mean
+        return {**weights, FUSE: weights[FUSE] * self.deviation, FUSE_BIAS: bias}
+
 
 def standard_of(data: HeadData) -> Standard:
     """The statistics of evenly chosen anchors' features."""

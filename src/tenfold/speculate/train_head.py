@@ -37,6 +37,7 @@ from tenfold.speculate.trained_head import (
     HeadEvidence,
     HeadSettings,
     Progress,
+    StartingHead,
     TrainedHead,
 )
 
@@ -52,19 +53,21 @@ def train_head(
     always: Iterable[int],
     work: str | os.PathLike[str],
     on_progress: Callable[[Progress], object] = lambda progress: None,
+    start: StartingHead | None = None,
 ) -> TrainedHead:
     """Trains a head and returns its best epoch.
 
     ``always`` are tokens that can be drafted whatever the answers use (the end of a sequence). After every
     epoch all that is needed to go on is in the folder ``work``; a call with the same arguments takes up from
     there. A KeyboardInterrupt ends the training, and the best epoch so far is returned; before the first
-    epoch is done it is raised.
+    epoch is done it is raised. With ``start`` the training goes on from that head, of the same target,
+    instead of from random weights.
 
     Raises ValueError for features of another target, for answers that are too few, and for a ``work`` of
     another training.
     """
     torch.set_num_threads(settings.threads)
-    return _Training(train, validation, target, settings, costs, always, Path(work), on_progress).run()
+    return _Training(train, validation, target, settings, costs, always, Path(work), on_progress, start).run()
 
 
 class _Training:
@@ -80,6 +83,7 @@ class _Training:
         always: Iterable[int],
         work: Path,
         on_progress: Callable[[Progress], object],
+        start: StartingHead | None,
     ) -> None:
         self.settings = settings
         self.costs = costs
@@ -90,7 +94,13 @@ class _Training:
         self.left_out = len(train.answers) - len(kept)
         self.train = train.select(kept)
         _check_sources(train, validation, target)
-        self.token_ids = choose_tokens((a.tokens for a in self.train.answers), settings.vocab_size, always)
+        self.start = start
+        self.token_ids = choose_tokens(
+            (a.tokens for a in self.train.answers),
+            settings.vocab_size,
+            always,
+            () if start is None else start.token_ids,
+        )
         hidden = target.graph.hidden_size
         self.data = HeadData(self.train, self.token_ids, hidden)
         if len(self.data.anchors) < settings.batch:
@@ -107,7 +117,9 @@ class _Training:
         self.config = HeadConfig(
             feature_width=train.source.width,
             state_width=hidden,
-            mlp_width=math.ceil(settings.mlp_ratio * hidden / 32) * 32,
+            mlp_width=math.ceil(settings.mlp_ratio * hidden / 32) * 32
+            if start is None
+            else start.config.mlp_width,
             vocab_size=len(self.token_ids),
             embedding=target.embedding,
             target_vocab_size=target.graph.vocab_size,
@@ -121,7 +133,13 @@ class _Training:
         self.rows = torch.from_numpy(rows)
         self.rows_bf16 = self.rows.to(torch.bfloat16)
         generator = torch.Generator().manual_seed(settings.seed)
-        self.weights = initial_weights(self.graph, self.config, self.data, generator)
+        self.weights = (
+            initial_weights(self.graph, self.config, self.data, generator)
+            if start is None
+            else self.standard.unfold(
+                {name: torch.from_numpy(w) for name, w in start.weights.items() if name != OUTPUT}
+            )
+        )
         self.trained = {name: w.requires_grad_() for name, w in self.weights.items()}
         self.optimizer = torch.optim.AdamW(
             self.trained.values(),
@@ -284,6 +302,9 @@ class _Training:
             self.costs,
             self.source,
             self.token_ids,
+            None
+            if self.start is None
+            else [(name, hashlib.sha256(w.tobytes()).hexdigest()) for name, w in self.start.weights.items()],
             *((part.starts, part.answers) for part in (self.train, validation)),
         )
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

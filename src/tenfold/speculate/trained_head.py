@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from tenfold.backends.base import Floats
 from tenfold.models.recurrent_head import HeadConfig
@@ -79,6 +81,14 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return 1 + self.speed.index(max(self.speed))
 
 
+class Pace(NamedTuple):
+    """How fast answers went, each an array by answer. An answer's first token is drawn by its prompt."""
+
+    tokens: npt.NDArray[np.int64]
+    """Committed by steps."""
+    steps: npt.NDArray[np.int64]
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a training is."""
 
@@ -127,6 +137,15 @@ class HeadEvidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of the weights that were kept, in float32."""
     validation_q8: Replay
     """The same rounded to q8, as they are served."""
+
+
+class StartingHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A head that a training goes on from."""
+
+    config: HeadConfig
+    token_ids: tuple[int, ...]
+    weights: dict[str, Floats]
+    """All but the embedding table, for features as the target hands them back."""
 
 
 class TrainedHead(msgspec.Struct, frozen=True, kw_only=True):

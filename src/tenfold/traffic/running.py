@@ -106,7 +106,7 @@ def run_jobs(engine: EngineLike, text: Text, jobs: Iterable[Job], streams: int) 
                     continue
                 if one.output is not None:
                     if chunk.finish is None:
-                        engine.abort(chunk.id)
+                        engine.abort(chunk.id, one.output.completion_tokens)
                     del one.tokens[one.output.completion_tokens :]
                 del under[chunk.id]
                 yield Done(

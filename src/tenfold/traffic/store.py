@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -38,6 +39,19 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of a row of features."""
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What must be known of an answer whose request is not at hand any more."""
+
+    temperature: float
+    seed: int
+    """Of the noise that drew it."""
+    position: int
+    """Length of the prompt."""
+    conversation: str
+    time: float
+    """When it ended, in seconds since 1970."""
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the target said to one request."""
 
@@ -52,6 +66,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How many of the tokens have features, from the first on."""
     checksum: int
     """CRC-32 of the features' bytes."""
+    origin: Origin | None = None
 
 
 class AnswerStore:
@@ -96,7 +111,12 @@ class AnswerStore:
         self._lines.close()
 
     def add(
-        self, key: str, tokens: tuple[int, ...], finish: Literal["stop", "length"], features: Features
+        self,
+        key: str,
+        tokens: tuple[int, ...],
+        finish: Literal["stop", "length"],
+        features: Features,
+        origin: Origin | None = None,
     ) -> Answer:
         """Writes an answer; ``features`` is [rows, width]. Raises OSError, ValueError for another width."""
         if features.shape[1:] != (self.identity.width,):
@@ -109,6 +129,7 @@ class AnswerStore:
             first_row=self._rows,
             rows=len(features),
             checksum=zlib.crc32(data),
+            origin=origin,
         )
         self._features.write(data)
         self._features.flush()
@@ -117,12 +138,14 @@ class AnswerStore:
         self.answers[key] = answer
         return answer
 
+    @property
+    def rows(self) -> int:
+        """Of features, so far."""
+        return self._rows
+
     def features(self) -> Features:
         """[rows, width], all that was written so far, mapped from the file."""
-        shape = (self._rows, self.identity.width)
-        if not self._rows:
-            return np.zeros(shape, np.uint16)
-        return np.memmap(self._folder / FEATURES, np.uint16, "r", shape=shape)
+        return _mapped(self._folder, self._rows, self.identity.width)
 
     def _write(self, content: bytes) -> None:
         self._lines.write(b"%08x %b\n" % (zlib.crc32(content), content))
@@ -144,17 +167,10 @@ class AnswerStore:
             self._write(msgspec.json.encode(self.identity))
             return
         self._compare(content)
-        for line in self._lines:
-            content = _checked(line)
-            if content is None:
-                break
-            answer = msgspec.json.decode(content, type=Answer)
-            data = self._features.read(answer.rows * row_bytes)
-            if len(data) != answer.rows * row_bytes or zlib.crc32(data) != answer.checksum:
-                break
+        for answer, size in _whole(self._lines, self._features, row_bytes):
             self.answers[answer.key] = answer
             self._rows += answer.rows
-            end += len(line)
+            end += size
         self._lines.truncate(end)
         self._features.truncate(self._rows * row_bytes)
 
@@ -173,6 +189,38 @@ class AnswerStore:
                     f"{self._folder} has answers that were made with {name} {was}; this is {name} {is_}. Use "
                     "another folder, or remove it"
                 )
+
+
+def read_answers(folder: Path) -> tuple[Identity, list[Answer], Features]:
+    """What is whole in a store, in its order, also while another process adds to it. Raises OSError,
+    ValueError for a folder that is no store."""
+    with (folder / ANSWERS).open("rb") as lines, (folder / FEATURES).open("rb") as features:
+        content = _checked(lines.readline())
+        if content is None:
+            raise ValueError(f"{folder / ANSWERS} is no store of answers")
+        identity = msgspec.json.decode(content, type=Identity)
+        answers = [answer for answer, _ in _whole(lines, features, 2 * identity.width)]
+    rows = sum(answer.rows for answer in answers)
+    return identity, answers, _mapped(folder, rows, identity.width)
+
+
+def _whole(lines: BinaryIO, features: BinaryIO, row_bytes: int) -> Iterator[tuple[Answer, int]]:
+    """Answers up to the first that is not whole, each with the length of its line."""
+    for line in lines:
+        content = _checked(line)
+        if content is None:
+            return
+        answer = msgspec.json.decode(content, type=Answer)
+        data = features.read(answer.rows * row_bytes)
+        if len(data) != answer.rows * row_bytes or zlib.crc32(data) != answer.checksum:
+            return
+        yield answer, len(line)
+
+
+def _mapped(folder: Path, rows: int, width: int) -> Features:
+    if not rows:
+        return np.zeros((0, width), np.uint16)
+    return np.memmap(folder / FEATURES, np.uint16, "r", shape=(rows, width))
 
 
 def _checked(line: bytes) -> bytes | None:

@@ -51,7 +51,16 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
     The checkpoint is closed again; the engine owns the program. Raises ValueError (as CheckpointError
     is) for a model or settings that cannot be served, FileNotFoundError for a model that is not there.
     """
-    if settings.speculate:
+    if settings.learn:
+        from tenfold.live.build import build_learning
+
+        path, drafter = locate(settings.model), Path(settings.drafter or "")
+        target = build_target(
+            settings,
+            drafter_taps,
+            lambda program, graph, checkpoint: build_learning(program, graph, checkpoint, path, drafter),
+        )
+    elif settings.speculate:
         speculation = SpeculationSettings(
             drafter=None if settings.drafter is None else Path(settings.drafter)
         )

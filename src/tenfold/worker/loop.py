@@ -34,7 +34,7 @@ class EngineLike(Protocol):
         """Raises RequestError for a request that it cannot serve."""
         ...
 
-    def abort(self, id: str) -> bool: ...
+    def abort(self, id: str, keep: int | None = None) -> bool: ...
 
     def step(self) -> list[Chunk]: ...
 
@@ -85,7 +85,7 @@ class WorkerLoop:
             except RequestError as error:
                 self._channel.send(Refused(id=message.request.id, error=str(error), field=error.field))
         elif isinstance(message, Abort):
-            self._engine.abort(message.id)
+            self._engine.abort(message.id, message.keep)
         else:
             raise RuntimeError(f"unexpected message {type(message).__name__} in a running worker")
 

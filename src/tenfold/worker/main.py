@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import logging
 import os
 import signal
 import socket
@@ -68,6 +69,7 @@ def main(fd: int, parent: int, builder_name: str) -> int:
     ``builder_name`` is ``module:function``, see `Builder`.
     """
     die_with_parent(parent)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s worker: %(message)s")
     channel = Channel(socket.socket(fileno=fd))
     try:
         (start,) = channel.wait()

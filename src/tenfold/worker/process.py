@@ -7,14 +7,16 @@ import socket
 import subprocess
 import sys
 
-# The child gets this process's module path, not the one that its own start would give it: with `-m` a file
-# called numpy.py in the working directory would be imported.
-_BOOT = """import sys
-sys.path[:] = {path!r}
-from tenfold.worker.main import main
+_BOOT = """from tenfold.worker.main import main
 sys.exit(main({fd}, {parent}, {builder!r}))"""
 
 ENGINE_BUILDER = "tenfold.worker.build:build_engine"
+
+
+def python_command(code: str) -> list[str]:
+    """A fresh interpreter that runs ``code`` with this process's module path, not the one that its own start
+    would give it: with `-m` a file called numpy.py in the working directory would be imported."""
+    return [sys.executable, "-c", f"import sys\nsys.path[:] = {sys.path!r}\n{code}"]
 
 
 def spawn_worker(builder: str = ENGINE_BUILDER) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -25,9 +27,8 @@ def spawn_worker(builder: str = ENGINE_BUILDER) -> tuple[subprocess.Popen[bytes]
     """
     ours, theirs = socket.socketpair()
     with theirs:
-        code = _BOOT.format(path=sys.path, fd=theirs.fileno(), parent=os.getpid(), builder=builder)
         process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            python_command(_BOOT.format(fd=theirs.fileno(), parent=os.getpid(), builder=builder)),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
