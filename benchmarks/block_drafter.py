@@ -9,35 +9,41 @@ of the target on conversations that are newer than what they have learnt from; a
 left out. Weights are rounded to q8 as they are served. Runs that ``--results`` has are not made again.
 
 ``reads``: weights read for a proposal of four tokens, beside the head's. ``multiplied``: the same times rows.
-The head reads its own again for each token; a block drafter reads once what all positions share.
+The head reads its own again for each token; a block drafter reads once what all positions share. ``time``:
+CPU time, from what a weight takes in the native head with one row and with four.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
 from block_data import Data, gather
-from block_model import Shape, Work, block_work, head_work
+from block_model import Shape, block_work, head_work
+from block_time import native_time
 from block_training import BlockRun, HeadRun
 
+from tenfold.backends.torch.functions import Tensor
 from tenfold.bench.figures import table, total_ratio
 from tenfold.bench.script import run_script
+from tenfold.speculate.drafter_folder import save_drafter
 from tenfold.speculate.head_data import log_normalisers
 from tenfold.speculate.trained_head import CostCurve, HeadSettings, Progress
 
 LENGTH = 4
+LONGER = "head-2x"
+"""The head with twice the epochs: what a block drafter's slower training would give it."""
 SHAPES = {
     "own": Shape(own=True, layers=1, mlp_width=2368),
     "shared": Shape(own=False, layers=1, mlp_width=1536),
-    "deep": Shape(own=False, layers=3, mlp_width=3584),
+    "deep": Shape(own=False, layers=2, mlp_width=4736),
 }
-"""own: as many reads as the head's, about as many multiplications. shared: as many multiplications, 0.4 times
-the reads. deep: as many reads, 3.4 times the multiplications."""
+"""Reads and multiplications beside a head with 4096 output rows: own 0.90 and 1.22 times as many, deep 0.90 and
+3.08, shared 0.38 and 1.00."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -49,38 +55,43 @@ class Run(msgspec.Struct, frozen=True):
     epochs: int
     best_epoch: int
     trained_weights: int
+    once: float
+    block: float
     reads: float
     multiplications: float
     agreed: list[int]
 
 
 def train(
-    arm: str, seed: int, data: Data, normalisers: object, costs: CostCurve, args: argparse.Namespace
+    arm: str, seed: int, data: Data, normalisers: Tensor, costs: CostCurve, args: argparse.Namespace
 ) -> Run:
     """Trains and replays one drafter."""
-    settings = HeadSettings(
-        seed=seed, epochs=args.epochs, minutes=args.minutes, unroll=LENGTH, patience=args.epochs
-    )
+    epochs = args.epochs * (2 if arm == LONGER else 1)
+    settings = HeadSettings(seed=seed, epochs=epochs, minutes=args.minutes, unroll=LENGTH, patience=epochs)
     rest = (data.target, settings, costs, data.always, args.work, _tell)
-    run: HeadRun
-    if arm == "head":
-        run = HeadRun(data.training, data.validation, *rest)
-        work: Work = head_work(run.config, LENGTH)
-    else:
-        run = BlockRun(SHAPES[arm], data.training, data.validation, *rest)
-        work = block_work(SHAPES[arm], run.config)
+    shape = SHAPES.get(arm)
+    run = (
+        HeadRun(data.training, data.validation, *rest)
+        if shape is None
+        else BlockRun(shape, data.training, data.validation, *rest)
+    )
+    work = head_work(run.config, LENGTH) if shape is None else block_work(shape, run.config)
     run.begin(normalisers)
-    evidence = run.run().evidence
+    head = run.run()
+    if arm == "head":
+        save_drafter(args.results / "head", head)
     return Run(
-        arm,
-        seed,
-        evidence.seconds,
-        len(evidence.epochs),
-        evidence.best_epoch,
-        evidence.trained_weights,
-        work.reads,
-        work.multiplications,
-        run.agreements(data.held_out).tolist(),
+        arm=arm,
+        seed=seed,
+        cpu_s=head.evidence.seconds,
+        epochs=len(head.evidence.epochs),
+        best_epoch=head.evidence.best_epoch,
+        trained_weights=head.evidence.trained_weights,
+        once=work.once,
+        block=work.block,
+        reads=work.reads,
+        multiplications=work.multiplications,
+        agreed=run.agreements(data.held_out).tolist(),
     )
 
 
@@ -90,82 +101,74 @@ def _tell(news: Progress) -> None:
         print(f"  epoch {news.epoch}: loss {news.loss:.3f}, stood {acceptance}", flush=True)
 
 
-class Steps(msgspec.Struct, frozen=True):
-    """What drafts of one length did for each answer."""
-
-    tokens: list[int]
-    steps: list[int]
-
-
-def walk(agreed: Sequence[int], lengths: Sequence[int], draft: int) -> Steps:
-    """Steps of the target with drafts of ``draft`` tokens; ``lengths``: tokens of each answer."""
-    found = Steps([], [])
+def walk(agreed: Sequence[int], lengths: Sequence[int], draft: int) -> list[int]:
+    """Steps of the target over each answer with drafts of ``draft`` tokens; ``lengths``: their tokens."""
+    found = []
     offset = 0
     for length in lengths:
         at = steps = 0
         while at < length - 1:
             at += min(agreed[offset + at], draft) + 1
             steps += 1
-        found.tokens.append(length - 1)
-        found.steps.append(steps)
+        found.append(steps)
         offset += length - 1
     return found
 
 
 class Arm:
-    """All seeds of a drafter on the held-out answers of one sort."""
+    """Some runs of a drafter, seen on the held-out answers of one sort."""
 
     def __init__(
         self, runs: Sequence[Run], lengths: Sequence[int], inside: Sequence[bool], costs: CostCurve
     ) -> None:
-        chosen = np.flatnonzero(inside)
         anchors = np.repeat(np.asarray(inside), np.asarray(lengths) - 1)
-        self.agreed = np.stack([np.asarray(run.agreed)[anchors] for run in runs])
-        self.stood = [float((self.agreed >= k).mean()) for k in range(1, LENGTH + 1)]
-        self.by_seed = [float((one >= 1).mean()) for one in self.agreed]
-        counts = [lengths[i] for i in chosen]
-        walks = [[walk(one.tolist(), counts, k) for one in self.agreed] for k in range(1, LENGTH + 1)]
-        self.tokens = np.asarray(walks[0][0].tokens)
-        self.steps = [np.mean([one.steps for one in of_length], axis=0) for of_length in walks]
+        agreed = np.stack([np.asarray(run.agreed)[anchors] for run in runs])
+        self.stood = [float((agreed >= k).mean()) for k in range(1, LENGTH + 1)]
+        counts = [length for length, here in zip(lengths, inside, strict=True) if here]
+        self.tokens = sum(counts) - len(counts)
+        self._steps = [
+            np.mean([walk(one.tolist(), counts, k) for one in agreed], axis=0) for k in range(1, LENGTH + 1)
+        ]
         self._costs = costs
 
-    def cost(self, share: float) -> list[float]:
-        """Of each answer, with drafts of the best length, if drafting costs ``share`` of the head's."""
-        totals = [
-            steps * (self._costs.verify[k] + share * k * self._costs.draft)
-            for k, steps in enumerate(self.steps, start=1)
-        ]
+    def cost(self, share: float = 1.0) -> list[float]:
+        """Of each answer, with drafts of the best fixed length, if a draft costs ``share`` of the head's."""
+        costs = self._costs
+        totals = [s * (costs.verify[k] + share * k * costs.draft) for k, s in enumerate(self._steps, start=1)]
         best: list[float] = min(totals, key=lambda one: float(one.sum())).tolist()
         return best
 
     def speed(self) -> float:
-        return float(self.tokens.sum()) / sum(self.cost(1.0))
-
-    def length(self) -> int:
-        sums = [
-            float(s.sum()) * (self._costs.verify[k] + k * self._costs.draft)
-            for k, s in enumerate(self.steps, 1)
-        ]
-        return 1 + sums.index(min(sums))
+        """Tokens per unit of cost; without drafting it is 1."""
+        return self.tokens / sum(self.cost())
 
 
-def report(data: Data, runs: Sequence[Run], costs: CostCurve) -> str:
-    """The tables, in Markdown."""
+def report(data: Data, runs: Sequence[Run], costs: CostCurve, shares: Mapping[str, float]) -> str:
+    """The tables, in Markdown. ``shares``: what each drafter's proposal takes beside the head's."""
     arms = list(dict.fromkeys(run.arm for run in runs))
-    head = next(run for run in runs if run.arm == "head")
-    work = [
-        [
-            arm,
-            f"{first.trained_weights / 1e6:.1f}",
-            f"{first.reads / head.reads:.2f}",
-            f"{first.multiplications / head.multiplications:.2f}",
-            " ".join(f"{run.cpu_s:.0f}" for run in runs if run.arm == arm),
-            " ".join(f"{run.best_epoch}/{run.epochs}" for run in runs if run.arm == arm),
-        ]
-        for arm in arms
-        for first in [next(run for run in runs if run.arm == arm)]
-    ]
     lengths = [len(answer.tokens) for answer in data.held_out.answers]
+    everywhere = [True] * len(lengths)
+    by_seed = {
+        arm: [Arm([run], lengths, everywhere, costs) for run in runs if run.arm == arm] for arm in arms
+    }
+    head = next(run for run in runs if run.arm == "head")
+    work = []
+    for arm in arms:
+        own = [run for run in runs if run.arm == arm]
+        work.append(
+            [
+                arm,
+                f"{own[0].trained_weights / 1e6:.1f}",
+                f"{own[0].reads / head.reads:.2f}",
+                f"{own[0].multiplications / head.multiplications:.2f}",
+                f"{shares[arm]:.2f}",
+                " ".join(f"{run.cpu_s:.0f}" for run in own),
+                " ".join(f"{run.best_epoch}/{run.epochs}" for run in own),
+                " ".join(f"{side.stood[0]:.3f}" for side in by_seed[arm]),
+                " ".join(f"{side.speed():.3f}" for side in by_seed[arm]),
+            ]
+        )
+    names = ["drafter", "trained, M", "reads", "multiplied", "time", "CPU s", "epoch", "first stood", "speed"]
     groups = [answer.group for answer in data.held_out.answers]
     rows = []
     for kind in [*sorted(set(data.kinds)), "all"]:
@@ -178,23 +181,20 @@ def report(data: Data, runs: Sequence[Run], costs: CostCurve) -> str:
                 continue
             sides = {arm: Arm([r for r in runs if r.arm == arm], lengths, inside, costs) for arm in arms}
             chosen = [group for group, here in zip(groups, inside, strict=True) if here]
-            cells = [f"{kind}, {'sampled' if sampled else 'greedy'}", f"{sum(sides['head'].tokens)}"]
-            for arm in arms:
-                side = sides[arm]
+            cells = [f"{kind}, {'sampled' if sampled else 'greedy'}", f"{sides['head'].tokens}"]
+            for arm, side in sides.items():
                 cells.append(" ".join(f"{x:.2f}" for x in side.stood))
-                cells.append(f"{side.speed():.2f}")
-                if arm != "head":
-                    cells.append(total_ratio(sides["head"].cost(1.0), side.cost(1.0), chosen).text())
+                if arm == "head":
+                    cells.append(f"{side.speed():.2f}")
+                    continue
+                cells.append(total_ratio(sides["head"].cost(), side.cost(), chosen).text())
+                cells.append(total_ratio(sides["head"].cost(), side.cost(shares[arm]), chosen).text())
             rows.append(cells)
     columns = ["class", "tokens"]
     for arm in arms:
-        columns += [f"{arm}: stood 1-4", "speed"] + ([] if arm == "head" else ["beside the head (95 %)"])
-    return "\n\n".join(
-        [
-            table(["drafter", "trained, M", "reads", "multiplied", "CPU s", "best epoch"], work),
-            table(columns, rows),
-        ]
-    )
+        more = ["speed"] if arm == "head" else ["at the head's cost", "at its own"]
+        columns += [f"{arm}: 1 to 4 stood", *more]
+    return "\n\n".join([table(names, work), table(columns, rows)])
 
 
 def main() -> int:
@@ -207,7 +207,7 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--answers", default="greedy,sampled", help="as train-drafter was told")
     parser.add_argument("--max-answer", type=int, default=128, help="as train-drafter was told")
-    parser.add_argument("--arms", default="head,own,shared")
+    parser.add_argument("--arms", default="head,own,deep,shared,head-2x")
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--tokens", type=int, default=40_000, help="to train on")
     parser.add_argument("--epochs", type=int, default=5)
@@ -233,8 +233,10 @@ def main() -> int:
                 print(f"{arm}, seed {seed}", flush=True)
                 path.write_bytes(msgspec.json.encode(train(arm, seed, data, normalisers, costs, args)))
             runs.append(msgspec.json.decode(path.read_bytes(), type=Run))
-    print()
-    print(report(data, runs, costs))
+    native = native_time(args.results / "head", data)
+    shares = {run.arm: native.share(run.once, run.block) for run in runs}
+    print(f"\nNatively: {native.text()}\n")
+    print(report(data, runs, costs, shares))
     return 0
 
 

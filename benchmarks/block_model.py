@@ -101,7 +101,7 @@ def layer_name(shape: Shape, position: int, layer: int) -> str:
 def initial_block(
     shape: Shape, config: HeadConfig, head: Weights, rows: Tensor, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Weights to start from. ``head``: those that a head's training starts from; ``rows``: the output rows."""
+    """Weights to start from. ``head``: those that a head starts from; ``rows``: the output rows."""
     h, attended = config.state_width, shape.heads * shape.head_dim
 
     def random(out: int, width: int, size: float = 1.0) -> Tensor:
