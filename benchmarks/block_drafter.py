@@ -42,7 +42,7 @@ SHAPES = {
     "shared": Shape(own=False, layers=1, mlp_width=1536),
     "deep": Shape(own=False, layers=2, mlp_width=4736),
 }
-"""Reads and multiplications beside a head with 4096 output rows: own 0.90 and 1.22 times as many, deep 0.90 and
+"""Reads and multiplications beside those of a head with 4096 output rows: own 0.90 and 1.22, deep 0.90 and
 3.08, shared 0.38 and 1.00."""
 
 
