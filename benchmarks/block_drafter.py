@@ -216,7 +216,7 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     costs = CostCurve(verify=tuple(map(float, args.verify.split(",")))) if args.verify else CostCurve()
-    limits = (args.tokens, args.tokens // 8, args.tokens // 2)
+    limits = (args.tokens, args.tokens // 8, args.tokens)
     data = gather(args.model, args.traffic, args.work, args.answers, args.max_answer, limits)
     for name in ("training", "validation", "held_out"):
         part = getattr(data, name)
