@@ -68,7 +68,7 @@ def train(
     """Trains and replays one drafter."""
     epochs = args.epochs * (2 if arm == LONGER else 1)
     settings = HeadSettings(seed=seed, epochs=epochs, minutes=args.minutes, unroll=LENGTH, patience=epochs)
-    rest = (data.target, settings, costs, data.always, args.work, _tell)
+    rest = (data.target, settings, costs, data.always, args.work, _tell, None)
     shape = SHAPES.get(arm)
     run = (
         HeadRun(data.training, data.validation, *rest)

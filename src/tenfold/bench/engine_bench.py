@@ -69,8 +69,8 @@ class EngineBench(msgspec.Struct, frozen=True, kw_only=True):
     """Decode tokens/s by concurrent requests."""
     read_bytes_per_s: float
     dot_products_per_s: float
-    """Multiplications of two bytes out of registers that the threads can do: what no prefill of 8-bit or 4-bit
-    weights can exceed."""
+    """Multiplications of two bytes out of registers that the threads can do: what no prefill of 8-bit or
+    4-bit weights can exceed."""
     load_s: float
     load_rss_bytes: int
     peak_rss_bytes: int
@@ -171,8 +171,8 @@ class EngineBench(msgspec.Struct, frozen=True, kw_only=True):
             []
             if share is None
             else [
-                f"Prefill multiplies at {share:.0%} of the {self.dot_products_per_s / 1e9:.0f} billion bytes a "
-                f"second that {info.threads} threads multiply out of registers."
+                f"Prefill multiplies at {share:.0%} of the {self.dot_products_per_s / 1e9:.0f} billion bytes "
+                f"a second that {info.threads} threads multiply out of registers."
             ]
         )
         formats = " + ".join(f"{format_bytes(size)} {name}" for name, size in sorted(self.formats.items()))
