@@ -42,8 +42,11 @@ class Worker:
     def prefill(self, ids: list[int]) -> float:
         """Seconds for as many tokens over an empty cache. The first is another each time: nothing of the
         rest is found in the prefix cache then."""
-        self._add([1000 + self._requests, *ids[1:]], 1)
-        return self._run_out()
+        request = self._add([1000 + self._requests, *ids[1:]], 1)  # a handle that is let go ends its request
+        seconds = self._run_out()
+        if _read(request) != 1:
+            raise RuntimeError("the prompt was not computed")
+        return seconds
 
     def decode(self, ids: list[int], depth: int) -> float:
         """Seconds for as many tokens as come after the first ``depth``, one by one, those in the cache."""

@@ -59,7 +59,8 @@ class Worker:
             self._time(cache, [prompt])
             self._caches[key] = cache
         cache = self._caches[key]
-        cache.crop(prompt.shape[1])
+        if (beyond := cache.get_seq_length() - prompt.shape[1]) > 0:
+            cache.crop(-beyond)
         return cache
 
     def _time(self, cache: Any, steps: list[torch.Tensor], wanted: int = 1) -> float:
