@@ -80,6 +80,10 @@ class Recorder:
         """As the other."""
         return self._speculator.report()
 
+    def close(self) -> None:
+        """Closes the other."""
+        self._speculator.close()
+
 
 def _at(counts: list[int], index: int) -> int:
     return counts[index] if index < len(counts) else 0

@@ -107,9 +107,9 @@ def open_sides(config: ServeConfig, settings: ReplaySettings) -> Iterator[Sides]
             _warm_up(sides)
             yield sides
         finally:
-            speculative.program.close()
+            speculative.engine.close()
     finally:
-        plain.program.close()
+        plain.engine.close()
 
 
 def replay_on(

@@ -140,7 +140,7 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
             features = store.features()
         curve = measure_curve(target.program)
     finally:
-        target.program.close()
+        target.engine.close()
     answered = time.monotonic()
     known = {request.conversation for request in parts.training}
     head = make_head(

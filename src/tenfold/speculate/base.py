@@ -86,6 +86,10 @@ class Drafter(Protocol):
         """A draft of at most so many tokens for each sequence. One call for all, so that a head runs once."""
         ...
 
+    def close(self) -> None:
+        """Frees what it holds; nothing is called afterwards."""
+        ...
+
 
 class Outcome(NamedTuple):
     """What became of a draft in a step."""
@@ -141,6 +145,10 @@ class Speculator(Protocol):
 
     def report(self) -> SpeculationReport:
         """Counts so far, for metrics and the log."""
+        ...
+
+    def close(self) -> None:
+        """Frees what it and its drafters hold; nothing is called afterwards."""
         ...
 
 

@@ -195,6 +195,11 @@ class Controller:
             idle=dict(self._idle),
         )
 
+    def close(self) -> None:
+        """Closes the drafters."""
+        for source in self._sources:
+            source.drafter.close()
+
     def _run(self, sequence: DraftSequence) -> Run:
         run = self._runs.get(sequence.id)
         if run is None:
