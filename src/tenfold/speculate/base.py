@@ -159,6 +159,10 @@ class DrafterReport(NamedTuple):
     drafts: int
     drafted_tokens: int
     accepted_tokens: int
+    asks: int = 0
+    """How often it was asked about a sequence, ..."""
+    asking_ms: float = 0.0
+    """... and how long that took in all."""
 
 
 class SpeculationReport(NamedTuple):

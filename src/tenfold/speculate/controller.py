@@ -189,7 +189,14 @@ class Controller:
             steps=self._sequence_steps,
             committed_tokens=self._committed,
             drafters=tuple(
-                DrafterReport(source.drafter.name, source.drafts, source.drafted, source.accepted)
+                DrafterReport(
+                    source.drafter.name,
+                    source.drafts,
+                    source.drafted,
+                    source.accepted,
+                    source.asks,
+                    source.asking_ms,
+                )
                 for source in self._sources
             ),
             idle=dict(self._idle),
