@@ -77,6 +77,9 @@ class FunctionDrafter:
         ]
         return [Draft(tokens, [1.0] * len(tokens)) for tokens in drafts]
 
+    def close(self) -> None:
+        """Nothing."""
+
 
 def drafters(law: Answers, vocab: int, dice: random.Random) -> list[FunctionDrafter]:
     """Those of the head of this file."""

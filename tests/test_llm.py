@@ -147,10 +147,12 @@ def test_more_than_the_context_holds_is_refused_as_over_http(llm: LLM) -> None:
         llm.stream("abcd", params)
 
 
-def test_a_closed_model_says_so(llm: LLM) -> None:
-    """Instead of an attribute error from the depths."""
+def test_a_closed_model_says_so(llm: LLM, engine: FakeEngine) -> None:
+    """Instead of an attribute error from the depths; its engine is freed, once."""
     with llm:
-        pass
+        assert not engine.closed
+    assert engine.closed
+    llm.close()
     with pytest.raises(ValueError, match="closed"):
         llm.generate("abc")
 

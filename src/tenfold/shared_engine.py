@@ -74,6 +74,8 @@ class SharedEngine:
         with self._door:
             self._lock.acquire()
         try:
+            if self._engine is not None:
+                self._engine.close()
             self._engine = None
             self._inboxes.clear()
         finally:

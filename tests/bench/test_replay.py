@@ -35,6 +35,8 @@ class Guesses:
 
     def end(self, sequence: DraftSequence, learn: bool) -> None: ...
 
+    def close(self) -> None: ...
+
     def propose(
         self, sequences: Sequence[DraftSequence], rows: int, limits: Sequence[int]
     ) -> list[Sequence[int]]:

@@ -17,9 +17,13 @@ from tenfold.kv.pages import IntegrityError
 from tenfold.limits import RequestError
 from tenfold.protocol import Request
 from tenfold.speculate.base import DraftSequence, Outcome
+from tenfold.speculate.controller import Controller
+from tenfold.speculate.cost_curve import CostCurve
 from tenfold.speculate.fixed import FixedSpeculator
+from tenfold.speculate.head import HeadDrafter
 from tests.helpers.drafters import FunctionDrafter, Texts, drafters
 from tests.helpers.fake_program import FakeProgram
+from tests.helpers.fake_recurrent import FakeRecurrent
 from tests.helpers.identity import Outcomes, at_once, differences, play, texts_of
 from tests.helpers.requests import request, run
 
@@ -508,3 +512,19 @@ def test_the_load_tells_what_speculation_did() -> None:
     assert counts is not None
     assert (counts.steps, counts.committed_tokens, counts.drafted_tokens) == (20, 20, 0)
     assert counts.idle == {"no draft": 19, "last token": 1}
+
+
+def test_closing_frees_program_drafters_and_their_programs() -> None:
+    """A head's program is closed with its target's, as nobody else knows of it."""
+
+    class Closing(FakeProgram):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    target, head = Closing(), FakeRecurrent([0.9])
+    suffix = drafters({}, 40)["oracle"]
+    curve = CostCurve((1, 2), (1.0, 1.1))
+    Engine(target, speculator=Controller([suffix, HeadDrafter(head)], curve)).close()
+    assert target.closed and head.closed and suffix.closed

@@ -24,6 +24,7 @@ class FunctionDrafter:
         self.begun: list[str] = []
         self.ended: list[tuple[str, bool, list[int]]] = []
         """Of each end: the request, whether to learn, and the output."""
+        self.closed = False
         self._guess = guess
 
     def begin(self, sequence: DraftSequence) -> None:
@@ -35,6 +36,11 @@ class FunctionDrafter:
         """An id may be used again after its end."""
         self.begun.remove(sequence.id)
         self.ended.append((sequence.id, learn, sequence.tokens[sequence.prompt_length :]))
+
+    def close(self) -> None:
+        """Once."""
+        assert not self.closed
+        self.closed = True
 
     def propose(self, sequences: Sequence[DraftSequence], lengths: Sequence[int]) -> list[Draft]:
         """Only of sequences that have begun, and at least one token of each."""

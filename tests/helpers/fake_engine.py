@@ -55,6 +55,7 @@ class FakeEngine:
         self._running: dict[str, tuple[Request, list[int]]] = {}
         self._started: set[str] = set()
         self.aborted: list[tuple[str, int | None]] = []
+        self.closed = False
         self._steps = 0
         self._prompt = self._cached = self._generated = 0
 
@@ -146,6 +147,9 @@ class FakeEngine:
     def check_integrity(self) -> None:
         assert not self._running
         assert not self._started
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def build_fake_engine(settings: EngineSettings) -> tuple[FakeEngine, Any]:

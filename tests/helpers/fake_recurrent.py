@@ -15,6 +15,7 @@ class FakeRecurrent:
 
     def __init__(self, probabilities: Sequence[float]) -> None:
         self.probabilities = probabilities
+        self.closed = False
         self.batches: list[UnrollBatch] = []
 
     def unroll(self, batch: UnrollBatch) -> UnrollOutput:
@@ -32,4 +33,4 @@ class FakeRecurrent:
         return UnrollOutput(tokens=tokens, logprobs=logprobs)
 
     def close(self) -> None:
-        pass
+        self.closed = True

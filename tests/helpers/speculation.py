@@ -135,6 +135,8 @@ class SimDrafter:
 
     def end(self, sequence: DraftSequence, learn: bool) -> None: ...
 
+    def close(self) -> None: ...
+
     def propose(self, sequences: Sequence[DraftSequence], lengths: Sequence[int]) -> list[Draft]:
         self.sequences_asked += len(sequences)
         times = max(lengths) if self._unrolled else 1
@@ -168,6 +170,8 @@ class Fixed:
     def begin(self, sequence: DraftSequence) -> None: ...
 
     def end(self, sequence: DraftSequence, learn: bool) -> None: ...
+
+    def close(self) -> None: ...
 
     def propose(
         self, sequences: Sequence[DraftSequence], rows: int, limits: Sequence[int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ def test_a_drafter_comes_with_its_evidence(made: tuple[Path, Path, dict[str, Any
     assert len(replay["requests"]) == evidence["requests"]["held_out"]
     assert replay["overall"]["all"]["differ"] == 0
     assert set(replay["classes"]) == {"document", "explain", "extract"}
+    assert evidence["survey"].keys() == {"classes", "costs", "deciding_ms", "overhead_ms"}
+    assert set(evidence["survey"]["costs"]) == {"suffix", "head"}
     whole = replay["overall"]["whole"]
     assert set(whole["drafted"]) == {"suffix", "head"}
 
@@ -72,6 +75,20 @@ def test_replay_leaves_out_what_the_drafter_knows(made: tuple[Path, Path, dict[s
     held_out = evidence["requests"]["held_out"]
     assert (len(found["requests"]), found["left_out"]) == (held_out, 45 - held_out)
     assert found["overall"]["all"]["differ"] == 0
+
+
+def test_without_a_drafter_older_requests_tell_what_to_expect(
+    made: tuple[Path, Path, dict[str, Any]],
+) -> None:
+    """Before the run, and again beside what was measured."""
+    traffic, _, _ = made
+    result = run("replay", "smollm2", "--traffic", str(traffic), "--json", *ENGINE)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    told = re.findall(r"(\w+) (\d\.\d\d)", result.stderr)
+    classes = {**found["classes"], "overall": found["overall"]}
+    assert told == [(kind, f"{classes[kind]['forecast']:.2f}") for kind, _ in told]
+    assert {kind for kind, _ in told} == {"document", "explain", "extract", "overall"}
 
 
 def test_another_models_drafter_is_refused(made: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -112,3 +112,16 @@ def test_impossible_statistics_are_refused(wrong: list[Situation], named: str) -
     """Shares beyond 1 and survival that rises are errors that name what is wrong."""
     with pytest.raises(ValueError, match=named):
         forecast(curve_of(FLAT), wrong)
+
+
+def test_a_drafter_that_is_not_asked_costs_nothing() -> None:
+    """Where a situation says so; and deciding costs time in every step, also where nothing is drafted."""
+    hit = Situation(0.5, {"d": [0.9]})
+    costs, curve = {"d": AskingCost(0.0, 1.0)}, curve_of(FLAT)
+    asked = forecast(curve, [hit, Situation(0.5, {})], costs)
+    unasked = forecast(curve, [hit, Situation(0.5, {}, ("d",))], costs)
+    plain, drafted = curve.at(1), curve.at(2)
+    assert asked.speedup == pytest.approx(1.45 * plain / ((plain + drafted) / 2 + 1.0))
+    assert unasked.speedup == pytest.approx(1.45 * plain / ((plain + drafted) / 2 + 0.5))
+    assert (asked.asked["d"], unasked.asked["d"]) == (1.0, 0.5)
+    assert forecast(curve, [], deciding_ms=plain).speedup == pytest.approx(0.5)

@@ -27,6 +27,8 @@ class Arbitrary:
 
     def end(self, sequence: DraftSequence, learn: bool) -> None: ...
 
+    def close(self) -> None: ...
+
     def propose(self, sequences: Sequence[DraftSequence], lengths: Sequence[int]) -> list[Draft]:
         assert len(sequences) == len(lengths) > 0
         assert all(1 <= length <= 5 for length in lengths)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenfold.traffic.reading import TrafficRequest
-from tenfold.traffic.splits import newest, split, untrained, write_trained
+from tenfold.traffic.splits import before_newest, newest, split, untrained, write_trained
 from tests.helpers.traffic import traffic_request
 
 traffic = st.lists(
@@ -79,3 +79,17 @@ def test_a_drafter_is_not_judged_by_what_it_has_learnt_from(tmp_path: Path) -> N
     (tmp_path / "trained.json").write_text("[1")
     with pytest.raises(ValueError, match=r"trained\.json"):
         untrained(tmp_path, requests)
+
+
+@given(traffic, st.floats(0.01, 1), st.integers(1, 8))
+def test_what_is_surveyed_is_next_older_than_what_is_replayed(
+    requests: list[TrafficRequest], share: float, most: int
+) -> None:
+    """No conversation is in both, none that is left out is newer, and no class has too many."""
+    replayed, surveyed = newest(requests, share), before_newest(requests, share, most)
+    assert not last_times(replayed).keys() & last_times(surveyed).keys()
+    for kind in "abc":
+        assert sum(one.kind == kind for one in surveyed) <= most
+    assert before_newest(requests, 1, most) == []
+    talks = [traffic_request(i, conversation=f"c{i}", time=float(i)) for i in range(20)]
+    assert [one.line for one in before_newest(talks, 0.2, 3)] == [13, 14, 15]

@@ -9,6 +9,13 @@ import msgspec
 from tenfold.speculate.base import DraftSequence, Outcome, SpeculationReport, Speculator
 
 
+def judged_of(outcome: Outcome) -> int:
+    """How many tokens of a draft the target judged: the first that did not stand is the last of them, and
+    where the request ended on an accepted token, the rest of the draft was not judged."""
+    ended = len(outcome.drawn) == outcome.accepted
+    return outcome.accepted if ended else min(outcome.accepted + 1, outcome.drafted)
+
+
 class Tally(msgspec.Struct):
     """What became of the drafts of one request."""
 
@@ -25,9 +32,7 @@ class Tally(msgspec.Struct):
         """One step more."""
         self.steps += 1
         self.committed += len(outcome.drawn)
-        # Where the request ended on an accepted token, the rest of the draft was not judged.
-        ended = len(outcome.drawn) == outcome.accepted
-        judged = outcome.accepted if ended else min(outcome.accepted + 1, outcome.drafted)
+        judged = judged_of(outcome)
         while len(self.judged) < judged:
             self.judged.append(0)
             self.stood.append(0)
@@ -79,6 +84,10 @@ class Recorder:
     def report(self) -> SpeculationReport:
         """As the other."""
         return self._speculator.report()
+
+    def close(self) -> None:
+        """Closes the other."""
+        self._speculator.close()
 
 
 def _at(counts: list[int], index: int) -> int:

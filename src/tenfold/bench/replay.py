@@ -186,6 +186,8 @@ def _since(before: SpeculationReport, after: SpeculationReport) -> tuple[Drafter
             drafter.drafts - earlier[drafter.name].drafts,
             drafter.drafted_tokens - earlier[drafter.name].drafted_tokens,
             drafter.accepted_tokens - earlier[drafter.name].accepted_tokens,
+            drafter.asks - earlier[drafter.name].asks,
+            drafter.asking_ms - earlier[drafter.name].asking_ms,
         )
         if drafter.name in earlier
         else drafter

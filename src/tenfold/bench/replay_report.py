@@ -62,7 +62,7 @@ class ClassReport(msgspec.Struct, frozen=True, kw_only=True):
     """... and of both."""
     whole: Whole
     forecast: float | None
-    """The speed-up that was forecast before the run."""
+    """The speed-up that was forecast before the run, of answers that do not go in circles."""
 
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
             parts += [
                 "Answers that go in circles (fewer than 60 % of their 4-grams are distinct), which any "
                 "drafter guesses easily, are not in it:",
-                self._table(lambda report: report.repetitive),
+                self._table(lambda report: report.repetitive, with_forecast=False),
             ]
         parts += ["Whole requests, prompts and repetitive answers included:", self._wholes()]
         parts.append("\n".join(self._notes()))
@@ -108,14 +108,14 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     def _reports(self) -> dict[str, ClassReport]:
         return {**self.classes, "overall": self.overall} if len(self.classes) > 1 else self.classes
 
-    def _table(self, part: Callable[[ClassReport], Summary]) -> str:
+    def _table(self, part: Callable[[ClassReport], Summary], with_forecast: bool = True) -> str:
         shown = {name: part(report) for name, report in self._reports.items()}
         deepest = min(POSITIONS, max(len(summary.acceptance) for summary in shown.values()))
         rows = []
         for name, summary in shown.items():
             if not summary.requests:
                 continue
-            forecast = self._reports[name].forecast
+            forecast = [_number(self._reports[name].forecast, 2)] if with_forecast else []
             rows.append(
                 [
                     name,
@@ -123,7 +123,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
                     _number(summary.plain_tokens_per_s),
                     _number(summary.speculative_tokens_per_s),
                     summary.speedup.text() if summary.speedup else "-",
-                    _number(forecast, 2),
+                    *forecast,
                     _number(summary.acceptance_length, 2),
                     *(
                         f"{summary.acceptance[i]:.2f}" if i < len(summary.acceptance) else "-"
@@ -132,8 +132,9 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
                     str(summary.differ),
                 ]
             )
-        head = ["class", "answers", "plain tok/s", "speculative", "speed-up (95 %)", "forecast", "tok/step"]
-        return table([*head, *(f"pos {i + 1}" for i in range(deepest)), "differ"], rows)
+        head = ["class", "answers", "plain tok/s", "speculative", "speed-up (95 %)"]
+        head += ["forecast"] * with_forecast
+        return table([*head, "tok/step", *(f"pos {i + 1}" for i in range(deepest)), "differ"], rows)
 
     def _wholes(self) -> str:
         rows = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -11,29 +12,24 @@ from typing import NamedTuple
 import msgspec
 from tqdm import tqdm
 
-from tenfold.backends.base import Program, ProgramInfo
-from tenfold.bench.prompts import windows
+from tenfold.backends.base import ProgramInfo
 from tenfold.bench.recording import Recorder
 from tenfold.bench.replay import Side, replay
 from tenfold.bench.replay_report import ReplayReport, report
+from tenfold.bench.survey import SURVEYED, Survey, forecast_line, read_survey
+from tenfold.bench.survey_run import build_speculating, take_survey, warm_up
 from tenfold.bench.version import version
-from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.locate import locate
 from tenfold.config import ServeConfig
-from tenfold.graph.graph import Graph
-from tenfold.protocol import SamplingParams
 from tenfold.server.text import Text, load_text
-from tenfold.speculate.build import SpeculationSettings, build_speculator, drafter_taps
+from tenfold.speculate.cost_curve import CostCurve, measure_curve
 from tenfold.traffic.answering import MAX_ANSWER, answer_params
 from tenfold.traffic.reading import TrafficRequest, read_traffic
-from tenfold.traffic.running import Job
-from tenfold.traffic.splits import HELD_OUT, newest, untrained
+from tenfold.traffic.splits import HELD_OUT, before_newest, newest, untrained
 from tenfold.worker.build import build_target
 
-WARM_UP_TOKENS = 64
-"""Of a prompt that both sides compute before the first turn, ..."""
-WARM_UP_ANSWER = 16
-"""... and of its answer."""
+CURVE_S = 2.0
+"""Time for measuring what steps cost, for the forecast."""
 
 
 class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,11 +52,20 @@ class Sides(NamedTuple):
     speculative: Side
     text: Text
     info: ProgramInfo
+    curve: CostCurve
+    """What a step costs by its rows, measured now."""
 
 
 def run_replay(config: ServeConfig, settings: ReplaySettings) -> ReplayReport:
-    """Replays with progress on standard error. Raises ValueError or OSError for a model, drafter or traffic
-    that cannot be used."""
+    """Replays with forecast and progress on standard error. What is forecast is told from the drafter's
+    evidence; without a drafter, from requests that are older than those that are replayed, which are computed
+    first. Raises ValueError or OSError for a model, drafter or traffic that cannot be used."""
+    if settings.drafter is not None:
+        survey = read_survey(settings.drafter)
+    elif settings.share < 1:
+        survey = take_survey(config, None, lambda *model: _older(settings, *model), settings.max_answer)
+    else:
+        survey = Survey()
     with open_sides(config, settings) as sides:
         requests = read_traffic(settings.traffic, sides.text, sides.info.vocab_size, sides.info.max_context)
         chosen = newest(requests, settings.share)
@@ -70,7 +75,7 @@ def run_replay(config: ServeConfig, settings: ReplaySettings) -> ReplayReport:
                 f"the drafter in {settings.drafter} has learnt from every conversation that would be "
                 "replayed; give newer traffic, or replay more of it with --newest"
             )
-        return replay_on(sides, config, settings, left, left_out=len(chosen) - len(left))
+        return replay_on(sides, config, settings, left, survey, left_out=len(chosen) - len(left))
 
 
 @contextmanager
@@ -79,22 +84,15 @@ def open_sides(config: ServeConfig, settings: ReplaySettings) -> Iterator[Sides]
     ValueError or OSError for a model or drafter that cannot be used."""
     path = str(locate(config.model))
     text = load_text(path)
-    speculation = SpeculationSettings(drafter=settings.drafter)
-
-    def recorder(program: Program, graph: Graph, checkpoint: Checkpoint) -> Recorder:
-        speculator = build_speculator(program, graph, checkpoint, speculation)
-        if speculator is None:
-            raise ValueError("there is nothing to speculate with: no drafter could be made")
-        return Recorder(speculator)
-
     engine_settings = config.engine_settings(path)
     plain = build_target(engine_settings)
     try:
         info = plain.program.info
-        speculative = build_target(
+        curve = measure_curve(plain.program, CURVE_S)
+        speculative = build_speculating(
             msgspec.structs.replace(engine_settings, kv_memory_bytes=info.kv_pages * info.page_bytes),
-            drafter_taps if settings.drafter is not None else lambda *model: (),
-            recorder,
+            settings.drafter,
+            Recorder,
         )
         try:
             assert isinstance(speculative.speculator, Recorder)
@@ -103,13 +101,15 @@ def open_sides(config: ServeConfig, settings: ReplaySettings) -> Iterator[Sides]
                 Side(speculative.engine, text, settings.streams, speculative.speculator),
                 text,
                 info,
+                curve,
             )
-            _warm_up(sides)
+            for target in (plain, speculative):
+                warm_up(target.engine, text)
             yield sides
         finally:
-            speculative.program.close()
+            speculative.engine.close()
     finally:
-        plain.program.close()
+        plain.engine.close()
 
 
 def replay_on(
@@ -117,12 +117,14 @@ def replay_on(
     config: ServeConfig,
     settings: ReplaySettings,
     requests: Sequence[TrafficRequest],
+    survey: Survey,
     *,
     left_out: int = 0,
-    forecast: Mapping[str, float] | None = None,
 ) -> ReplayReport:
-    """Replays these requests, with progress on standard error; ``forecast`` as in `report`. Raises
+    """Replays these requests; what ``survey`` lets expect, and progress, go to standard error. Raises
     ValueError."""
+    forecast = survey.forecast(sides.curve, Counter(one.kind for one in requests), settings.streams)
+    print(forecast_line(forecast), file=sys.stderr, flush=True)
     own = [
         msgspec.structs.replace(one, params=answer_params(one.params, "own", settings.max_answer))
         for one in requests
@@ -146,12 +148,6 @@ def replay_on(
     )
 
 
-def _warm_up(sides: Sides) -> None:
-    """Touches weights and pages, so that the first turn is like the others."""
-    (prompt,) = windows(sides.text.encode_prompt, 1, WARM_UP_TOKENS)
-    params = SamplingParams(temperature=0, seed=0, max_tokens=WARM_UP_ANSWER, ignore_eos=True)
-    job = Job("warm-up", 0, "warm-up", tuple(prompt), params)
-    for side in (sides.plain, sides.speculative):
-        side.run([job])
-    assert sides.speculative.recorder is not None
-    sides.speculative.recorder.take(job.id)
+def _older(settings: ReplaySettings, text: Text, info: ProgramInfo) -> list[TrafficRequest]:
+    requests = read_traffic(settings.traffic, text, info.vocab_size, info.max_context)
+    return before_newest(requests, settings.share, SURVEYED)

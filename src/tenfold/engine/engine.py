@@ -142,6 +142,12 @@ class Engine:
             speculation=None if self._speculation is None else self._speculation.counts(),
         )
 
+    def close(self) -> None:
+        """Frees the program and what the speculator holds; nothing may be called afterwards."""
+        if self._speculation is not None:
+            self._speculation.close()
+        self._program.close()
+
     def check_integrity(self) -> None:
         """Raises IntegrityError unless pages, index, tables and queues agree. For tests and idle moments."""
         running, waiting = self._scheduler.running, self._scheduler.waiting

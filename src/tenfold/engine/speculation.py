@@ -79,6 +79,11 @@ class Speculation:
             )
         return msgspec.structs.replace(self._last, faults=self._faults)
 
+    def close(self) -> None:
+        """Frees what the speculator holds."""
+        with self._guard("close"):
+            self._speculator.close()
+
     def _usable(self, sequence: Sequence, draft: Sized[int], most: int) -> list[int]:
         """The draft up to what is no token, or would be the sequence's last: the row before draws that
         anyway."""

@@ -19,6 +19,8 @@ from tqdm import tqdm
 from tenfold.backends.base import Program
 from tenfold.bench.replay_report import ReplayReport
 from tenfold.bench.replay_run import ReplaySettings, open_sides, replay_on
+from tenfold.bench.survey import EVIDENCE, SURVEYED, Survey
+from tenfold.bench.survey_run import take_survey
 from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.fingerprint import fingerprint
 from tenfold.checkpoint.locate import locate
@@ -40,12 +42,11 @@ from tenfold.traffic.answering import (
 )
 from tenfold.traffic.reading import TrafficRequest, read_traffic
 from tenfold.traffic.repetition import repetitive
-from tenfold.traffic.splits import HELD_OUT, Split, split, write_trained
+from tenfold.traffic.splits import HELD_OUT, Split, first_of_each, split, write_trained
 from tenfold.traffic.store import AnswerStore, Identity
 from tenfold.worker.build import Target, build_target
 
 WORK = "work"
-EVIDENCE = "evidence.json"
 VERIFIED = 8
 """Rows of a step whose cost the training is told."""
 REPLAYED = 40
@@ -89,6 +90,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What the training tells of itself."""
     seconds: dict[str, float]
     """Of each phase in this sitting."""
+    survey: Survey
+    """Of the part that was validated with: what replays are forecast from."""
     replay: ReplayReport
 
     def to_json(self) -> dict[str, Any]:
@@ -140,7 +143,7 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
             features = store.features()
         curve = measure_curve(target.program)
     finally:
-        target.program.close()
+        target.engine.close()
     answered = time.monotonic()
     known = {request.conversation for request in parts.training}
     head = make_head(
@@ -157,9 +160,12 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
     )
     write_trained(settings.output, [*parts.training, *parts.validation])
     trained = time.monotonic()
+    survey = take_survey(
+        config, settings.output, lambda *_: first_of_each(parts.validation, SURVEYED), settings.max_answer
+    )
     replay = ReplaySettings(traffic=settings.traffic, drafter=settings.output, max_answer=settings.max_answer)
     with open_sides(config, replay) as sides:
-        report = replay_on(sides, config, replay, _some(parts.held_out))
+        report = replay_on(sides, config, replay, first_of_each(parts.held_out, REPLAYED), survey)
     same, recorded = agreement(learnt, text)
     result = Evidence(
         requests={name: len(part) for name, part in zip(Split._fields, parts, strict=True)},
@@ -175,6 +181,7 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
             "training": trained - answered,
             "replaying": time.monotonic() - trained,
         },
+        survey=survey,
         replay=report,
     )
     evidence.write_bytes(msgspec.json.format(msgspec.json.encode(result.to_json())))
@@ -229,14 +236,3 @@ def _answers(
             streams=settings.streams,
             progress=progress,
         )
-
-
-def _some(requests: Sequence[TrafficRequest]) -> list[TrafficRequest]:
-    """At most `REPLAYED` of each class."""
-    counts: Counter[str] = Counter()
-    chosen = []
-    for request in requests:
-        counts[request.kind] += 1
-        if counts[request.kind] <= REPLAYED:
-            chosen.append(request)
-    return chosen

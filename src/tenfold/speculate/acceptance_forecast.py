@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +14,7 @@ from tenfold.speculate.controller_state import CONTEXTS, context_of
 from tenfold.speculate.cost_curve import CostCurve
 
 
-class Situation(NamedTuple):
+class Situation(msgspec.Struct, frozen=True):
     """A kind of step, as far as drafters are concerned."""
 
     share: float
@@ -21,9 +22,11 @@ class Situation(NamedTuple):
     survival: Mapping[str, Sequence[float]]
     """By drafter, the share of its drafts of which the first 1, 2 ... tokens stand (so it does not rise); no
     entry where it drafts nothing."""
+    unasked: tuple[str, ...] = ()
+    """Drafters that are not asked then: a controller knew that it would not pay."""
 
 
-class AskingCost(NamedTuple):
+class AskingCost(msgspec.Struct, frozen=True):
     """Time of a call of a drafter."""
 
     call_ms: float = 0.0
@@ -62,8 +65,11 @@ def forecast(
     *,
     sequences: int = 1,
     max_draft: int = 8,
+    deciding_ms: float = 0.0,
 ) -> Forecast:
     """Expected speed with ``sequences`` decoding together, each in a situation of its own in every step.
+
+    ``deciding_ms`` is what a step takes beyond the drafters because something speculates at all.
 
     Tries every use of the drafters: asked always, never, or where those before (by their cost) found nothing
     that pays or nothing good; to every length where length costs time; and every chance as the least that is
@@ -74,22 +80,26 @@ def forecast(
     _check(situations)
     costs = costs or {}
     names = sorted({name for situation in situations for name in situation.survival})
-    names.sort(key=lambda name: sum(costs.get(name, AskingCost())[:2]))
+    names.sort(key=lambda name: _cost(costs, name).call_ms + _cost(costs, name).each_ms)
     plain_ms = curve.at(sequences)
     rows_ms = np.array([curve.at(sequences + extra) for extra in range(sequences * max_draft + 1)])
-    best = Forecast(1.0, 1.0, 0.0, dict.fromkeys(names, 0.0))
+    best = Forecast(plain_ms / (plain_ms + deciding_ms), 1.0, 0.0, dict.fromkeys(names, 0.0))
     for use in _uses(names, situations, costs, max_draft):
         tokens, counts, asked = _play(names, situations, use, max_draft)
-        step_ms = float(_sum_of(counts, sequences) @ rows_ms)
+        step_ms = float(_sum_of(counts, sequences) @ rows_ms) + deciding_ms
         for name, share, length in zip(names, asked, use.lengths, strict=True):
-            call_ms, each_ms, by_length = costs.get(name, AskingCost())
-            any_asked = 1.0 - (1.0 - share) ** sequences
-            step_ms += (call_ms * any_asked + each_ms * share * sequences) * (length if by_length else 1)
+            cost, any_asked = _cost(costs, name), 1.0 - (1.0 - share) ** sequences
+            ms = cost.call_ms * any_asked + cost.each_ms * share * sequences
+            step_ms += ms * (length if cost.by_length else 1)
         speedup = tokens * plain_ms / step_ms
         if speedup > best.speedup:
             drafted = float(counts @ np.arange(len(counts)))
             best = Forecast(speedup, tokens, drafted, dict(zip(names, asked, strict=True)))
     return best
+
+
+def _cost(costs: Mapping[str, AskingCost], name: str) -> AskingCost:
+    return costs.get(name, AskingCost())
 
 
 def _check(situations: Sequence[Situation]) -> None:
@@ -114,9 +124,7 @@ def _uses(
     }
     prices = sorted({max(0.0, chance - 0.005) for chance in chances})
     contexts = [(-1, 0) if i == 0 else tuple(range(-1, CONTEXTS)) for i in range(len(names))]
-    lengths = [
-        range(1, max_draft + 1) if costs.get(name, AskingCost()).by_length else (max_draft,) for name in names
-    ]
+    lengths = [range(1, max_draft + 1) if _cost(costs, name).by_length else (max_draft,) for name in names]
     for use in product(product(*contexts), product(*lengths), prices):
         yield _Use(*use)
 
@@ -129,10 +137,11 @@ def _play(
     asked = [0.0] * len(names)
     tokens = 1.0
     rest = Situation(max(0.0, 1.0 - sum(situation.share for situation in situations)), {})
-    for share, survival in (*situations, rest):
+    for situation in (*situations, rest):
+        share, survival = situation.share, situation.survival
         value, verified, expected = 0.0, 0, 0.0
         for d, name in enumerate(names):
-            if context_of(value) > use.contexts[d]:
+            if name in situation.unasked or context_of(value) > use.contexts[d]:
                 continue
             asked[d] += share
             kept = [chance for chance in survival.get(name, ())[: use.lengths[d]] if chance > use.price]

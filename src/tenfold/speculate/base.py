@@ -86,6 +86,10 @@ class Drafter(Protocol):
         """A draft of at most so many tokens for each sequence. One call for all, so that a head runs once."""
         ...
 
+    def close(self) -> None:
+        """Frees what it holds; nothing is called afterwards."""
+        ...
+
 
 class Outcome(NamedTuple):
     """What became of a draft in a step."""
@@ -146,6 +150,10 @@ class Speculator(Protocol):
         """Counts so far, for metrics and the log."""
         ...
 
+    def close(self) -> None:
+        """Frees what it and its drafters hold; nothing is called afterwards."""
+        ...
+
 
 class DrafterReport(NamedTuple):
     """Counts of one drafter."""
@@ -154,6 +162,10 @@ class DrafterReport(NamedTuple):
     drafts: int
     drafted_tokens: int
     accepted_tokens: int
+    asks: int = 0
+    """How often it was asked about a sequence, ..."""
+    asking_ms: float = 0.0
+    """... and how long that took in all."""
 
 
 class SpeculationReport(NamedTuple):

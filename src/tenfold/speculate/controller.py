@@ -190,11 +190,23 @@ class Controller:
             steps=self._sequence_steps,
             committed_tokens=self._committed,
             drafters=tuple(
-                DrafterReport(source.drafter.name, source.drafts, source.drafted, source.accepted)
+                DrafterReport(
+                    source.drafter.name,
+                    source.drafts,
+                    source.drafted,
+                    source.accepted,
+                    source.asks,
+                    source.asking_ms,
+                )
                 for source in self._sources
             ),
             idle=dict(self._idle),
         )
+
+    def close(self) -> None:
+        """Closes the drafters."""
+        for source in self._sources:
+            source.drafter.close()
 
     def _run(self, sequence: DraftSequence) -> Run:
         run = self._runs.get(sequence.id)

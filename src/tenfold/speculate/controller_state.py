@@ -48,7 +48,8 @@ class Source:
         """Time that asking it may take although it does not seem to pay."""
         self.paid_step = 0
         """The step in which it last brought something."""
-        self.drafts = self.drafted = self.accepted = 0
+        self.drafts = self.drafted = self.accepted = self.asks = 0
+        self.asking_ms = 0.0
         self._max_draft = max_draft
         self._length = max_draft
         # What each position adds to the net gain of a draft.
@@ -92,6 +93,8 @@ class Source:
     def took(self, sequences: int, length: int, ms: float) -> None:
         """A call for so many sequences and tokens took so long. The time is thought to grow with the length,
         as that of a recurrent head does. Decayed least squares; an outlier is cut."""
+        self.asks += sequences
+        self.asking_ms += ms
         ms /= length
         expected = self._call_ms + self._each_ms * sequences
         if self._weight >= 2.0:

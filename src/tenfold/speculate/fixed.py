@@ -72,3 +72,7 @@ class FixedSpeculator:
         """Counts so far."""
         drafter = DrafterReport(self._drafter.name, self._drafts, self._drafted, self._accepted)
         return SpeculationReport(self._steps, self._committed, (drafter,), dict(+self._idle))
+
+    def close(self) -> None:
+        """Closes the drafter."""
+        self._drafter.close()

@@ -20,8 +20,8 @@ class HeadDrafter:
 
     Drafts are drawn with the noise that the target will draw with, from the head's own distribution: of a
     sequence's parameters only the temperature matters, as filters and penalties would change few drafts.
-    Tokens that ``logit_bias`` forbids are not drafted, nor what would follow them. Owns nothing: whoever
-    compiled the program closes it.
+    Tokens that ``logit_bias`` forbids are not drafted, nor what would follow them. Owns the
+    program.
     """
 
     name = "head"
@@ -68,6 +68,10 @@ class HeadDrafter:
                 output.tokens[row].tolist(), probabilities[row].tolist(), sequences[index].params.logit_bias
             )
         return drafts
+
+    def close(self) -> None:
+        """Frees the program."""
+        self._program.close()
 
 
 def _draft(tokens: list[int], probabilities: list[float], bias: dict[int, float]) -> Draft:

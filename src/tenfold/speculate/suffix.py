@@ -114,6 +114,9 @@ class SuffixDrafter:
         """A draft for each sequence, at most as long as its entry of ``lengths`` says."""
         return [self._propose(sequence, length) for sequence, length in zip(sequences, lengths, strict=True)]
 
+    def close(self) -> None:
+        """Nothing: its memory goes with it."""
+
     def _propose(self, sequence: DraftSequence, length: int) -> Draft:
         running = self._running[sequence.id]
         running.catch_up(sequence.tokens)

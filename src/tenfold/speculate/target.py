@@ -11,8 +11,9 @@ import numpy as np
 from tenfold.backends.base import Floats
 from tenfold.checkpoint.base import Checkpoint
 from tenfold.graph.graph import Graph
-from tenfold.graph.ops import Embed, Linear, RMSNorm, Softcap
+from tenfold.graph.ops import Embed, Linear, Softcap
 from tenfold.graph.validate import describe
+from tenfold.models.taps import default_taps
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,24 +46,12 @@ class TargetModel:
             )
         self.embedding = embeds[0].weight.name
         self.output = output.weight.name
-        self.final_state = output.inputs[0]
-        """The value whose product with the output matrix is the logits."""
 
     def taps(self) -> tuple[str, ...]:
-        """The values that a drafter's features are made of, side by side: the residual stream after a third
-        and after two thirds of the layers, and `final_state`. Each is ``hidden_size`` wide."""
-        into = {
-            op.weight.name: op.inputs[0] for op in self.graph.ops if isinstance(op, RMSNorm) and op.inputs
-        }
-        layers = len(self.graph.kv)
-        depths = [max(1, round(layers * share)) for share in (1 / 3, 2 / 3)]
-        names = [f"model.layers.{depth}.input_layernorm.weight" for depth in depths]
-        if missing := [name for name in names if name not in into]:
-            raise ValueError(
-                f"{self.checkpoint.path}: a model of {layers} layers has no {missing[0]}, "
-                "which a drafter's features are taken before"
-            )
-        return (*(into[name] for name in names), self.final_state)
+        """The values that a drafter's features are made of, side by side, each ``hidden_size``
+        wide: `default_taps`, of which the last is what the output matrix reads. Raises ValueError for a graph
+        without layer outputs."""
+        return default_taps(self.graph)
 
     def rows(self, name: str, indices: Sequence[int]) -> Floats:
         """Rows of a matrix as the file has them, dequantized: ``[len(indices), cols]``. One pass over it."""

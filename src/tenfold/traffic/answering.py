@@ -76,6 +76,10 @@ class Capture:
         """Nothing to report."""
         return SpeculationReport(steps=0, committed_tokens=0, drafters=(), idle={})
 
+    def close(self) -> None:
+        """Forgets what was not taken."""
+        self._rows.clear()
+
     def _keep(self, sequence: DraftSequence) -> None:
         """The newest token's features, if they are the next in order: behind a gap nothing is of use."""
         rows = self._rows.setdefault(sequence.id, [])

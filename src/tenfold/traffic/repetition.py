@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-LENGTH = 4
+from tenfold.speculate.features import distinct_share
+
 LEAST_DISTINCT = 0.6
-
-
-def distinct_share(tokens: Sequence[int]) -> float:
-    """Of the 4-grams, those that are not a repetition of an earlier one; 1 where there are none."""
-    grams = [tuple(tokens[at : at + LENGTH]) for at in range(len(tokens) - LENGTH + 1)]
-    return len(set(grams)) / len(grams) if grams else 1.0
 
 
 def repetitive(tokens: Sequence[int]) -> bool:

@@ -7,6 +7,7 @@ used on traffic that is newer than what it has learnt from.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -75,6 +76,30 @@ def newest(requests: Sequence[TrafficRequest], share: float = HELD_OUT) -> list[
     for conversations in _by_class(requests).values():
         chosen.update(conversations[len(conversations) - max(1, round(share * len(conversations))) :])
     return _of(requests, chosen)
+
+
+def before_newest(requests: Sequence[TrafficRequest], share: float, most: int) -> list[TrafficRequest]:
+    """Of each class, requests of the conversations that are next older than `newest`: at most so many."""
+    counts = Counter(request.conversation for request in requests)
+    chosen: set[str] = set()
+    for conversations in _by_class(requests).values():
+        taken = 0
+        for conversation in reversed(conversations[: -max(1, round(share * len(conversations)))]):
+            if taken < most:
+                chosen.add(conversation)
+                taken += counts[conversation]
+    return first_of_each(_of(requests, chosen), most)
+
+
+def first_of_each(requests: Iterable[TrafficRequest], most: int) -> list[TrafficRequest]:
+    """The first requests of each class, at most so many."""
+    counts: Counter[str] = Counter()
+    chosen = []
+    for request in requests:
+        counts[request.kind] += 1
+        if counts[request.kind] <= most:
+            chosen.append(request)
+    return chosen
 
 
 def _by_class(requests: Iterable[TrafficRequest]) -> dict[str, list[str]]:

@@ -45,6 +45,8 @@ class EngineLike(Protocol):
 
     def check_integrity(self) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class WorkerLoop:
     """Drives one engine from one channel, in one thread.

@@ -13,19 +13,7 @@ import torch
 from tenfold.backends.torch import functions
 from tenfold.backends.torch.functions import Tensor
 from tenfold.graph.graph import Graph
-from tenfold.graph.ops import (
-    Add,
-    AnyOp,
-    Concat,
-    Embed,
-    Gate,
-    Input,
-    Linear,
-    RMSNorm,
-    Scale,
-    SelectRows,
-    Softcap,
-)
+from tenfold.graph.ops import AnyOp, Embed, Input, Linear, SelectRows
 from tenfold.graph.validate import describe
 
 
@@ -70,20 +58,13 @@ def _run(
             return torch.nn.functional.embedding(tokens, w[0]).to(dtype) * op.scale
         case Input():
             return inputs[op.output]
-        case Concat():
-            return torch.cat(x, dim=-1)
         case Linear():
             return torch.nn.functional.linear(x[0], *w).to(dtype)
-        case RMSNorm():
-            return functions.rms_norm(x[0], w[0], op.eps, op.weight_offset)
-        case Add():
-            return x[0] + x[1]
-        case Gate():
-            return functions.gate(x[0], x[1], op.activation)
-        case Scale():
-            return x[0] * op.factor
-        case Softcap():
-            return op.cap * torch.tanh(x[0] / op.cap)
         case SelectRows():
             return x[0] if rows is None else x[0][rows]
-    raise NotImplementedError(f"{describe(op)} mixes rows; only graphs without attention can be trained")
+    try:
+        return functions.row_wise(op, x, w)
+    except NotImplementedError:
+        raise NotImplementedError(
+            f"{describe(op)} mixes rows; only graphs without attention can be trained"
+        ) from None

@@ -1,0 +1,87 @@
+"""Making a survey: some requests computed with speculation, by an engine of their own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from tenfold.backends.base import Program, ProgramInfo
+from tenfold.bench.prompts import windows
+from tenfold.bench.recording import Recorder
+from tenfold.bench.survey import Survey, Surveyor
+from tenfold.checkpoint.base import Checkpoint
+from tenfold.checkpoint.locate import locate
+from tenfold.config import ServeConfig
+from tenfold.graph.graph import Graph
+from tenfold.protocol import EngineSettings, SamplingParams
+from tenfold.server.text import Text, load_text
+from tenfold.speculate.base import Speculator
+from tenfold.speculate.build import SpeculationSettings, build_speculator, drafter_taps
+from tenfold.traffic.answering import answer_params
+from tenfold.traffic.reading import TrafficRequest
+from tenfold.traffic.running import Job, run_jobs
+from tenfold.worker.build import Target, build_target
+from tenfold.worker.loop import EngineLike
+
+WARM_UP_TOKENS = 64
+"""Of a prompt that an engine computes before anything is measured, ..."""
+WARM_UP_ANSWER = 16
+"""... and of its answer."""
+
+
+def take_survey(
+    config: ServeConfig,
+    drafter: Path | None,
+    choose: Callable[[Text, ProgramInfo], Sequence[TrafficRequest]],
+    max_answer: int,
+) -> Survey:
+    """Computes the requests that ``choose`` says, with progress on standard error. The engine is a fresh one,
+    as that of a replay is: what its suffix drafter learns here would be known there. Raises ValueError or
+    OSError for a model, drafter or requests that cannot be used."""
+    path = str(locate(config.model))
+    text = load_text(path)
+    target = build_speculating(config.engine_settings(path), drafter, Surveyor)
+    try:
+        surveyor = target.speculator
+        assert isinstance(surveyor, Surveyor)
+        requests = {str(one.line): one for one in choose(text, target.program.info)}
+        jobs = [
+            Job(id, one.line, one.conversation, one.prompt, answer_params(one.params, "own", max_answer))
+            for id, one in requests.items()
+        ]
+        warm_up(target.engine, text)
+        surveyor.forget()
+        with tqdm(
+            total=len(jobs), disable=not sys.stderr.isatty(), unit="request", desc="forecasting"
+        ) as bar:
+            for done in run_jobs(target.engine, text, jobs, 1):
+                surveyor.keep(requests[done.job.id].kind, done)
+                bar.update()
+        return surveyor.survey()
+    finally:
+        target.engine.close()
+
+
+def build_speculating(
+    settings: EngineSettings, drafter: Path | None, watch: Callable[[Speculator], Recorder]
+) -> Target:
+    """An engine whose speculator is watched. Raises ValueError or OSError."""
+
+    def recorder(program: Program, graph: Graph, checkpoint: Checkpoint) -> Recorder:
+        speculator = build_speculator(program, graph, checkpoint, SpeculationSettings(drafter=drafter))
+        if speculator is None:
+            raise ValueError("there is nothing to speculate with: no drafter could be made")
+        return watch(speculator)
+
+    return build_target(settings, drafter_taps if drafter is not None else lambda *model: (), recorder)
+
+
+def warm_up(engine: EngineLike, text: Text) -> None:
+    """Touches weights and pages, so that the first request is like the others."""
+    (prompt,) = windows(text.encode_prompt, 1, WARM_UP_TOKENS)
+    params = SamplingParams(temperature=0, seed=0, max_tokens=WARM_UP_ANSWER, ignore_eos=True)
+    for _ in run_jobs(engine, text, [Job("warm-up", 0, "warm-up", tuple(prompt), params)], 1):
+        pass
