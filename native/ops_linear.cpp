@@ -14,19 +14,16 @@ namespace {
 class LinearOp final : public Op {
  public:
   LinearOp(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual, int output,
-           int column)
+           int column, bool quantized, bool plain)
       : input_(input),
         norm_(norm),
         parts_(std::move(parts)),
         gate_(gate),
         residual_(residual),
         output_(output),
-        column_(column) {}
-
-  void prepare(Program& p) override {
-    quantized_ = plain_ = false;
-    for (const LinearPart& part : parts_) (p.matrix(part.matrix).layout.quantized() ? quantized_ : plain_) = true;
-  }
+        column_(column),
+        quantized_(quantized),
+        plain_(plain) {}
 
   bool run(Program& p, int thread) override {
     const Value& in = p.value(input_);
@@ -203,14 +200,14 @@ class LinearOp final : public Op {
   const std::vector<LinearPart> parts_;
   const Activation gate_;
   const int residual_, output_, column_;
-  bool quantized_ = false, plain_ = false;  // what the matrices read
+  const bool quantized_, plain_;  // what some of the matrices read: codes, floats
 };
 
 }  // namespace
 
 std::unique_ptr<Op> make_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual,
-                                int output, int column) {
-  return std::make_unique<LinearOp>(input, norm, std::move(parts), gate, residual, output, column);
+                                int output, int column, bool quantized, bool plain) {
+  return std::make_unique<LinearOp>(input, norm, std::move(parts), gate, residual, output, column, quantized, plain);
 }
 
 }  // namespace tenfold

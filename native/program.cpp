@@ -167,7 +167,10 @@ void Program::add_linear(int input, NormSpec norm, std::vector<LinearPart> parts
   if (output == input) refuse("linear: the output cannot be the input");
   if (residual >= 0) check_like(residual, out, "linear residual");
   if (in.selected != out.selected) refuse("linear: input and output must both be selected rows or neither");
-  ops_.push_back(make_linear(input, norm, std::move(parts), gate, residual, output, std::max(column, 0)));
+  bool quantized = false, plain = false;
+  for (const LinearPart& p : parts) (matrix(p.matrix).layout.quantized() ? quantized : plain) = true;
+  ops_.push_back(
+      make_linear(input, norm, std::move(parts), gate, residual, output, std::max(column, 0), quantized, plain));
 }
 
 void Program::add_gate(Activation activation, int first, int second, int output) {

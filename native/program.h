@@ -270,8 +270,9 @@ class Op {
 };
 
 std::unique_ptr<Op> make_embed(int matrix, float scale, int output);
+// `quantized`, `plain`: whether some of its matrices read codes, and floats.
 std::unique_ptr<Op> make_linear(int input, NormSpec norm, std::vector<LinearPart> parts, Activation gate, int residual,
-                                int output, int column);
+                                int output, int column, bool quantized, bool plain);
 std::unique_ptr<Op> make_gate(Activation activation, int first, int second, int output);
 std::unique_ptr<Op> make_sum(int first, int second, int output);
 std::unique_ptr<Op> make_attention(int input, AttentionSpec spec, int output);
