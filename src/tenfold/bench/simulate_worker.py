@@ -15,6 +15,8 @@ from tenfold.bench.simulate_cache import Eviction, SimulatedCache
 from tenfold.protocol import KVEvent
 from tenfold.router.timing import WorkerTiming
 
+_LONGEST_RUN_S = 1.0
+"""A run is news of its tokens at its end, so it must not be longer than a front would wait for news."""
 OUTPUT_NAMES = 1 << 63
 """Pages of generated tokens have names of their own from here on: traces do not say what was generated."""
 
@@ -48,7 +50,13 @@ class StepNews:
     first: list[Sequence] = field(default_factory=list)
     """Got their first token here."""
     finished: list[Sequence] = field(default_factory=list)
+    drew: list[tuple[Sequence, int]] = field(default_factory=list)
+    """Further tokens that came."""
     events: tuple[KVEvent, ...] = ()
+    seconds: float = 0.0
+    """Length of a step, on the mean."""
+    rows: int = 0
+    """Gaps between tokens of that length: decoding sequences times steps."""
 
 
 class SimulatedWorker:
@@ -123,7 +131,10 @@ class SimulatedWorker:
         news = StepNews()
         steps = max(1, self._runs)
         self.steps += steps
+        news.seconds = (now - self._began) / steps
+        news.rows = steps * len(self.decoding)
         for sequence in self.decoding:
+            news.drew.append((sequence, steps))
             sequence.drawn += steps
             sequence.done += steps
             sequence.output -= steps
@@ -176,7 +187,8 @@ class SimulatedWorker:
         elif self.decoding:
             self._runs = min(sequence.output for sequence in self.decoding)
             room = (self.cache.available // len(self.decoding) - 1) * self.page_tokens
-            self._runs = max(1, min(self._runs, room))
+            step = self.timing.decode(len(self.decoding), self.context) * self.slowdown
+            self._runs = max(1, min(self._runs, room, int(_LONGEST_RUN_S / step)))
             self.ends = now + self._run_seconds(self._runs)
         else:
             self.ends = None

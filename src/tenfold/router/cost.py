@@ -1,0 +1,80 @@
+"""The cost of sending a request to each worker, in seconds.
+
+It is what the request adds to the waiting of everyone, itself included:
+
+- *wait*: until the prompts sent there before are computed;
+- *prefill*: for the part of the prompt that is not there, in chunks, each beside a decoding step;
+- *stall*: every stream that decodes there waits for these chunks too;
+- *decode*: each of its own tokens, and that every other stream's tokens come later beside one more;
+- *displaced*: the pages that it needs drive others out, which will be computed again if they are wanted. How
+  often they are is taken to be how often a prompt's tokens are found at all (``reuse``).
+
+Because all is in seconds, nothing needs a weight, and the known evils of cache-aware routing are priced: a short
+prefix that everyone shares is worth only the milliseconds it saves, less than a queue; a long conversation
+stays where it is until the queue there is longer than its prefill; and a copy of it elsewhere is charged for
+what it displaces.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tenfold.router.base import Cost
+from tenfold.router.books import Books
+from tenfold.router.timing import Floats, WorkerTiming
+
+Ints = npt.NDArray[np.int64]
+
+
+class Costs:
+    """The terms of the cost, [slots] each."""
+
+    __slots__ = ("decode", "displaced", "prefill", "stall", "total", "wait")
+
+    def __init__(self, wait: Floats, prefill: Floats, stall: Floats, decode: Floats, displaced: Floats) -> None:
+        self.wait = wait
+        self.prefill = prefill
+        self.stall = stall
+        self.decode = decode
+        self.displaced = displaced
+        self.total = wait + prefill + stall + decode + displaced
+
+    def at(self, slot: int) -> Cost:
+        """Of one worker."""
+        return Cost(
+            float(self.wait[slot]),
+            float(self.prefill[slot]),
+            float(self.stall[slot]),
+            float(self.decode[slot]),
+            float(self.displaced[slot]),
+        )
+
+
+def costs(
+    books: Books,
+    timing: WorkerTiming,
+    prompt_tokens: int,
+    overlap_tokens: Ints,
+    output: float,
+    page_tokens: int,
+    reuse: float,
+    now: float,
+) -> Costs:
+    """The cost for each slot, with the cost curves ``timing`` (workers that differ from it do so by their
+    ``slow``)."""
+    rows, context, slow = books.decodes, books.context, books.slow
+    missing = np.maximum(prompt_tokens - overlap_tokens, 1).astype(np.float64)
+    seconds, steps = timing.chunks(missing)
+    curve = timing.decode_context + timing.decode_context2 * context
+    beside = np.where(rows > 0, timing.decode_step + timing.decode_row * rows + curve * context, 0.0)
+    prefill = (seconds + steps * beside) * slow
+    wait = books.wait(now) + 0.5 * beside * (books.prefills == 0)
+    # Each step is longer by the new sequence's row and context: for it and for all others.
+    own = timing.decode_row + timing.decode_context * prompt_tokens
+    alone = timing.decode_row * rows + curve * context
+    decode = output * (alone + rows * own) * slow
+    pages = (missing + output) / page_tokens
+    driven_out = np.maximum(pages - np.maximum(books.capacity - books.held, 0.0), 0.0)
+    displaced = driven_out * (page_tokens * timing.token_seconds * reuse)
+    return Costs(wait, prefill, prefill * rows, decode, displaced)
