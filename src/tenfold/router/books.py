@@ -26,6 +26,8 @@ class InFlight:
 
     slot: int
     prompt_tokens: int
+    missing: int
+    """Tokens of it that are to be computed there."""
     predicted: float
     """Seconds that its own prefill is expected to take."""
     begins: float
@@ -49,7 +51,11 @@ class Books:
         """Requests whose first token has not come."""
         self.decodes: Floats = np.zeros(0)
         self.context: Floats = np.zeros(0)
-        """Rows of the decoding requests."""
+        """Rows that the requests there have, or will have once their prompts are computed."""
+        self.last_begins: Floats = np.zeros(0)
+        """When the prompt sent there last is expected to be begun,"""
+        self.last_tokens: Floats = np.zeros(0)
+        """and how many tokens of it are to be computed."""
         self.capacity: Floats = np.zeros(0)
         """Pages."""
         self.held: Floats = np.zeros(0)
@@ -96,7 +102,11 @@ class Books:
         start = self.free_at[slot] if self.prefills[slot] else now
         flight.begins = max(now, start)
         self.free_at[slot] = flight.begins + flight.predicted
+        shares = self.prefills[slot] and self.last_begins[slot] >= now
+        self.last_tokens[slot] = flight.missing + (self.last_tokens[slot] if shares else 0.0)
+        self.last_begins[slot] = flight.begins
         self.prefills[slot] += 1
+        self.context[slot] += flight.prompt_tokens
         self.routed[slot] += 1
 
     def prefilled(self, flight: InFlight, now: float) -> None:
@@ -110,7 +120,6 @@ class Books:
         flight.decoding = True
         flight.drawn = 1
         self.decodes[slot] += 1
-        self.context[slot] += flight.prompt_tokens
         if flight.predicted > 0:
             ratio = min(max((now - flight.begins) / flight.predicted, 0.1), 100.0)
             # Neighbours in a step and a step that was running blur one measurement: only the mean counts.
@@ -125,15 +134,16 @@ class Books:
     def finished(self, flight: InFlight, now: float) -> None:
         """It is no longer there."""
         slot = flight.slot
+        self.context[slot] -= flight.prompt_tokens
         if flight.decoding:
             self.decodes[slot] -= 1
-            self.context[slot] -= flight.prompt_tokens + flight.drawn - 1
+            self.context[slot] -= flight.drawn - 1
         else:
             self.prefills[slot] -= 1
             self.free_at[slot] = max(now, self.free_at[slot] - flight.predicted)
 
     def _grow(self, size: int) -> None:
-        for name in ("usable", "free_at", "prefills", "decodes", "context", "capacity", "held", "slow", "routed"):
+        for name in ("last_begins", "last_tokens", "usable", "free_at", "prefills", "decodes", "context", "capacity", "held", "slow", "routed"):
             old = getattr(self, name)
             new = np.zeros(size, old.dtype)
             new[: self.size] = old

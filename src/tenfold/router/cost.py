@@ -30,7 +30,7 @@ Ints = npt.NDArray[np.int64]
 class Costs:
     """The terms of the cost, [slots] each."""
 
-    __slots__ = ("decode", "displaced", "prefill", "stall", "total", "wait")
+    __slots__ = ("decode", "displaced", "prefill", "stall", "total", "wait", "delay")
 
     def __init__(self, wait: Floats, prefill: Floats, stall: Floats, decode: Floats, displaced: Floats) -> None:
         self.wait = wait
@@ -63,7 +63,7 @@ def costs(
 ) -> Costs:
     """The cost for each slot, with the cost curves ``timing`` (workers that differ from it do so by their
     ``slow``)."""
-    rows, context, slow = books.decodes, books.context, books.slow
+    rows, context, slow = books.decodes + books.prefills, books.context, books.slow
     missing = np.maximum(prompt_tokens - overlap_tokens, 1).astype(np.float64)
     seconds, steps = timing.chunks(missing)
     curve = timing.decode_context + timing.decode_context2 * context
@@ -77,4 +77,9 @@ def costs(
     pages = (missing + output) / page_tokens
     driven_out = np.maximum(pages - np.maximum(books.capacity - books.held, 0.0), 0.0)
     displaced = driven_out * (page_tokens * timing.token_seconds * reuse)
-    return Costs(wait, prefill, prefill * rows, decode, displaced)
+    room = timing.chunk_tokens - books.last_tokens % timing.chunk_tokens
+    shared = (books.prefills > 0) & (books.last_begins >= now)
+    delay = np.where(shared, np.minimum(room, missing) * timing.token_seconds, 0.0)
+    c = Costs(wait, prefill, prefill * rows, decode, displaced)
+    c.delay = delay
+    return c

@@ -251,7 +251,7 @@ class Router:
             expected = (len(flights) - len(decoding), len(decoding))
             if (books.prefills[worker.slot], books.decodes[worker.slot]) != expected:
                 raise ValueError(f"worker {worker.name}: the books do not tell of {expected} requests")
-            if books.context[worker.slot] != sum(f.prompt_tokens + f.drawn - 1 for f in decoding):
+            if books.context[worker.slot] != sum(f.prompt_tokens + max(f.drawn - 1, 0) for f in flights):
                 raise ValueError(f"worker {worker.name}: the books tell of another context")
         if sum(len(worker.flights) for worker in self._workers.values()) != len(self._flights):
             raise ValueError("requests are on no worker, or on several")
@@ -287,7 +287,8 @@ class Router:
         cost = priced.at(slot)
         config = self.config
         patience = config.late_floor_s + config.late_factor * (cost.wait + cost.prefill)
-        flight = InFlight(slot, request.prompt_tokens, cost.prefill, now, patience, now + patience)
+        missing = max(request.prompt_tokens - int(overlap[slot]), 1)
+        flight = InFlight(slot, request.prompt_tokens, missing, cost.prefill, now, patience, now + patience)
         self._books.dispatch(flight, now)
         self._flights[request.id] = flight
         worker.flights.add(request.id)
