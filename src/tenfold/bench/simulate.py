@@ -22,11 +22,11 @@ from tenfold.bench.simulate_faults import Fault
 from tenfold.bench.simulate_worker import SimulatedWorker, StepNews
 from tenfold.bench.simulate_worker import Sequence as WorkerSequence
 from tenfold.protocol import KVEvents, KVSnapshot, LoadSnapshot
-from tenfold.router.base import Overdue, Policy, Resync, RouterConfig, RouteRequest
+from tenfold.router.base import Decision, Overdue, Policy, Resync, RouterConfig, RouteRequest
 from tenfold.router.router import Router
 from tenfold.router.timing import WorkerTiming
 
-_ARRIVE, _START, _STEP, _LATER = range(4)
+_ARRIVE, _ROUTE, _START, _STEP, _LATER = range(5)
 """What comes first at one moment."""
 
 
@@ -119,8 +119,8 @@ class Simulation:
         self._unended = len(trace)
         self._pending: list[int] = []
         """Requests that no worker takes."""
+        self._to_route: list[int] = []
         self._settle_until = 0.0
-        self._cost_of_clock = 0.0
         self.run_ = Run(
             [Outcome(request.arrival) for request in trace], [], {}, {}, [], self._new_router(), 0.0
         )
@@ -148,12 +148,28 @@ class Simulation:
         self._dispatch(number)
 
     def _dispatch(self, number: int) -> None:
-        request, outcome = self.trace[number], self.run_.outcomes[number]
-        router = self.run_.router
-        asked = RouteRequest(str(number), request.names, request.prompt_tokens + outcome.tokens)
+        """To be routed, together with all else of this moment."""
+        if not self._to_route:
+            self._at(self.now, _ROUTE, self._route)
+        self._to_route.append(number)
+
+    def _route(self) -> None:
+        numbers, self._to_route = self._to_route, []
+        asked = [self._asked(number) for number in numbers]
         began = time.thread_time()
-        decision = router.route(asked, self.now)
-        self.run_.decision_s.append(time.thread_time() - began)
+        decisions = self.run_.router.route_all(asked, self.now)
+        taken = (time.thread_time() - began) / len(asked)
+        for request, decision in decisions:
+            self.run_.decision_s.append(taken)
+            self._send(int(request.id), decision)
+
+    def _asked(self, number: int) -> RouteRequest:
+        request = self.trace[number]
+        tokens = request.prompt_tokens + self.run_.outcomes[number].tokens
+        return RouteRequest(str(number), request.names, tokens)
+
+    def _send(self, number: int, decision: Decision | None) -> None:
+        request, outcome = self.trace[number], self.run_.outcomes[number]
         if decision is None:
             self._pending.append(number)
             return
@@ -356,7 +372,6 @@ class Simulation:
     def _restart_router(self) -> None:
         """The router forgets everything; the front tells it of the workers and of the requests on them."""
         router = self._new_router()
-        counts = {name: 0 for name in self._processes}
         known = set(self.run_.router.workers())
         self.run_.router = router
         for name in known:
@@ -364,10 +379,7 @@ class Simulation:
         for number, outcome in enumerate(self.run_.outcomes):
             if outcome.worker is None or outcome.ended is not None:
                 continue
-            request = self.trace[number]
-            counts[outcome.worker] = counts.get(outcome.worker, 0) + 1
-            asked = RouteRequest(str(number), request.names, request.prompt_tokens + outcome.tokens)
-            router.assign(asked, outcome.worker, self.now)
+            router.assign(self._asked(number), outcome.worker, self.now)
 
     # Odds and ends
 
