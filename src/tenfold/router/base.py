@@ -55,17 +55,17 @@ class Cost(msgspec.Struct, frozen=True):
     """Until its prompt's turn comes."""
     prefill: float
     """For the part of its prompt that is not there."""
-    stall: float
-    """That the streams decoding there are held up, together."""
-    decode: float
-    """For its own tokens, and for those of others to come later because of it."""
+    shared: float
+    """For the prompt before it, whose step it fills up."""
+    streams: float
+    """For the tokens of the streams there and its own, weighed."""
     displaced: float
     """To compute again what is likely to be wanted of the pages that it drives out."""
 
     @property
     def total(self) -> float:
         """All together."""
-        return self.wait + self.prefill + self.stall + self.decode + self.displaced
+        return self.wait + self.prefill + self.shared + self.streams + self.displaced
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -93,8 +93,8 @@ class Decision(msgspec.Struct, frozen=True):
         )
         return (
             f"{self.request} to {self.worker} of {self.workers} ({self.policy}): {self.overlap_tokens} tokens "
-            f"there{spilled}; wait {cost.wait:.3f} s, prefill {cost.prefill:.3f} s, stall {cost.stall:.3f} s, "
-            f"decode {cost.decode:.3f} s, displaced {cost.displaced:.3f} s"
+            f"there{spilled}; wait {cost.wait:.3f} s, prefill {cost.prefill:.3f} s, shared {cost.shared:.3f} s, "
+            f"streams {cost.streams:.3f} s, displaced {cost.displaced:.3f} s"
         )
 
 

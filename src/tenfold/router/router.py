@@ -31,6 +31,8 @@ from tenfold.router.index import PageIndex
 from tenfold.router.streams import EventStreams
 from tenfold.router.timing import WorkerTiming
 
+_GRAIN_TOKENS = 1024
+"""Overlaps that differ by less count as equal when requests are put in order."""
 _SESSIONS = 65_536
 """Sessions remembered, the latest."""
 _MEMORY = 1 / 256
@@ -198,14 +200,16 @@ class Router:
     def route_all(
         self, requests: Sequence[RouteRequest], now: float
     ) -> list[tuple[RouteRequest, Decision | None]]:
-        """Routes what came at one moment, the least work first: who waits then waits for short ones, which makes
-        the mean wait least (SPT order, Smith 1956). The answers are in the order in which to send them."""
+        """Routes what came at one moment: first who has most of its prompt somewhere, since it has most to lose
+        elsewhere; among equals who has most left to compute, since small work fills gaps. The answers are in the
+        order in which to send them."""
         usable = self._books.usable
-        work = []
+        order = []
         for place, request in enumerate(requests):
             overlap = self.index.overlap(request.names, self._books.size)[usable].max(initial=0)
-            work.append((request.prompt_tokens - int(overlap) * self.config.page_tokens, place))
-        return [(requests[place], self.route(requests[place], now)) for _, place in sorted(work, reverse=True)]
+            there = int(overlap) * self.config.page_tokens
+            order.append((-(there // _GRAIN_TOKENS), there - request.prompt_tokens, place))
+        return [(requests[place], self.route(requests[place], now)) for *_, place in sorted(order)]
 
     def assign(self, request: RouteRequest, worker: str, now: float) -> Decision:
         """Books a request that is on a worker already, as after a restart of the router. Raises KeyError for an
