@@ -73,7 +73,7 @@ def test_cache_aware_beats_the_others() -> None:
     means, found = {}, {}
     policies: tuple[Policy, ...] = ("cache-aware", "round-robin", "least-loaded", "random")
     for policy in policies:
-        outcomes = simulate(1, 0, policy, count=200).outcomes
+        outcomes = simulate(1, 0, policy, count=60).outcomes
         means[policy] = sum(o.first - o.arrival for o in outcomes if o.first is not None)
         found[policy] = sum(o.cached or 0 for o in outcomes)
     assert min(means, key=means.__getitem__) == max(found, key=found.__getitem__) == "cache-aware"

@@ -27,7 +27,7 @@ from tenfold.router.base import POLICIES, Policy
 @click.option(
     "--eviction",
     type=click.Choice(get_args(Eviction)),
-    default="segmented",
+    default="lru",
     help="Which pages workers give up: the least recently used, or first those that nobody came back for.",
 )
 @click.option("--speedup", type=click.FloatRange(0, min_open=True), default=1.0, help="Of the trace's arrivals.")

@@ -31,8 +31,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A worker that says nothing for this long is reported as silent."""
     late_factor: float = 10.0
     late_floor_s: float = 5.0
-    """A first token is overdue ``late_floor_s`` plus ``late_factor`` times its expected seconds after routing, and
-    so is the next sign of life of a request after any token."""
+    """A request is overdue when ``late_floor_s`` plus ``late_factor`` times the expected seconds until its first
+    token have passed: before the first token, without any progress of its worker; later, without a token."""
+    lost_s: float = 120.0
+    """A first token is overdue after this long whatever its worker does otherwise."""
 
 
 class RouteRequest(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ class InFlight:
     """Seconds that its own prefill is expected to take."""
     begins: float
     """When that is expected to begin."""
+    routed: float
     patience: float
     """How long it may show no progress."""
     deadline: float

@@ -2,7 +2,8 @@
 
 It is what the request adds to the waiting of everyone, itself included:
 
-- *wait*: until the prompts sent there before are computed;
+- *wait*: until the prompts sent there before are computed, and, where all requests there need more pages than
+  the worker has, until enough of them have ended: a whole answer's time for each time they fill it;
 - *prefill*: for the part of the prompt that is not there, in chunks, each beside a decoding step;
 - *shared*: the prompt that waits there last ends later if this one fills up its step;
 - *streams*: every stream there waits for these chunks too, each of its own tokens takes a step among the others,
@@ -78,14 +79,16 @@ def costs(
     curve = timing.decode_context + timing.decode_context2 * context
     beside = np.where(rows > 0, timing.decode_step + timing.decode_row * rows + curve * context, 0.0)
     prefill = (seconds + steps * beside) * slow
-    wait = books.wait(now) + 0.5 * beside * (books.prefills == 0)
+    room = np.maximum(books.capacity, 1.0) * page_tokens
+    beyond = np.maximum(context + prompt_tokens + output - room, 0.0) / room
+    wait = books.wait(now) + 0.5 * beside * (books.prefills == 0) + beyond * output * beside * slow
     # Each step is longer by the new sequence's row and context: for it and for all others.
     own = timing.decode_row + timing.decode_context * prompt_tokens
     alone = timing.decode_row * rows + curve * context
     streams = rows * prefill + output * (alone + rows * own) * slow
-    room = timing.chunk_tokens - books.last_tokens % timing.chunk_tokens
+    left = timing.chunk_tokens - books.last_tokens % timing.chunk_tokens
     joins = (books.prefills > 0) & (books.last_begins >= now)
-    shared = np.where(joins, np.minimum(room, missing) * (timing.token_seconds * slow), 0.0)
+    shared = np.where(joins, np.minimum(left, missing) * (timing.token_seconds * slow), 0.0)
     pages = (missing + output) / page_tokens
     driven_out = np.maximum(pages - np.maximum(books.capacity - books.held, 0.0), 0.0)
     displaced = driven_out * (DISPLACED_WEIGHT * page_tokens * timing.token_seconds * reuse)

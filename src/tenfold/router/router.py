@@ -40,7 +40,7 @@ _MEMORY = 1 / 256
 
 
 class _Worker:
-    __slots__ = ("draining", "flights", "heard", "last_load", "name", "silent", "slot")
+    __slots__ = ("draining", "flights", "heard", "moved", "name", "silent", "slot", "steps")
 
     def __init__(self, name: str, slot: int, now: float) -> None:
         self.name = name
@@ -49,7 +49,9 @@ class _Worker:
         self.silent = False
         self.draining = False
         self.flights: set[str] = set()
-        self.last_load: LoadSnapshot | None = None
+        self.moved = now
+        """When it last made progress with anything."""
+        self.steps = 0
 
 
 class Router:
@@ -146,9 +148,10 @@ class Router:
             self._books.held[known.slot] = self.index.count(known.slot)
 
     def on_load(self, worker: str, load: LoadSnapshot, now: float) -> None:
-        """A sign of life, with the number of the last events."""
+        """A sign of life and of progress, with the number of the last events."""
         if (known := self._heard(worker, now)) is not None:
-            known.last_load = load
+            if load.steps > known.steps:
+                known.steps, known.moved = load.steps, now
             self._streams.heard(known.slot, load.kv_sequence, now)
 
     def on_prefill_done(self, request: str, now: float) -> None:
@@ -243,11 +246,16 @@ class Router:
                 actions.append(Silent(worker.name, f"nothing heard for {now - worker.heard:.1f} s"))
         for request in [name for name, flight in self._flights.items() if now >= flight.deadline]:
             flight = self._flights[request]
+            worker = self._by_slot[flight.slot]
+            # Where others get on, a request may wait its turn, but not for ever.
+            renewed = min(worker.moved + flight.patience, flight.routed + self.config.lost_s)
+            if not flight.decoding and now < renewed:
+                flight.deadline = renewed
+                continue
             what = "no token" if flight.decoding else "no first token"
             self.counts.overdue += 1
-            name = self._by_slot[flight.slot].name
             self._forget(request, now)
-            actions.append(Overdue(request, name, f"{what} for {flight.patience:.1f} s"))
+            actions.append(Overdue(request, worker.name, f"{what} for {flight.patience:.1f} s"))
         return actions
 
     def next_tick(self) -> float:
@@ -305,7 +313,7 @@ class Router:
         config = self.config
         patience = config.late_floor_s + config.late_factor * (cost.wait + cost.prefill)
         missing = max(request.prompt_tokens - int(overlap[slot]), 1)
-        flight = InFlight(slot, request.prompt_tokens, missing, cost.prefill, now, patience, now + patience)
+        flight = InFlight(slot, request.prompt_tokens, missing, cost.prefill, now, now, patience, now + patience)
         self._books.dispatch(flight, now)
         self._flights[request.id] = flight
         worker.flights.add(request.id)
@@ -351,7 +359,8 @@ class Router:
         if flight is None:
             self.counts.strays += 1
             return None
-        self._by_slot[flight.slot].heard = now
+        worker = self._by_slot[flight.slot]
+        worker.heard = worker.moved = now
         flight.deadline = now + flight.patience
         return flight
 
