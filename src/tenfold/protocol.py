@@ -146,7 +146,8 @@ class KVEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All pages that a worker holds, after the events up to ``sequence``: the answer to a request to resync."""
+    """All pages that a worker holds, after the events up to ``sequence``: the answer to a request to
+    resync."""
 
     sequence: int
     names: tuple[int, ...]

@@ -27,7 +27,9 @@ def test_overlap_is_the_length_of_the_common_prefix(held: list[tuple[int, int]],
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ard"), st.sets(st.integers(0, 30))), max_size=30))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ard"), st.sets(st.integers(0, 30))), max_size=30)
+)
 def test_both_directions_agree_whatever_comes(changes: list[tuple[int, str, set[int]]]) -> None:
     """Promise: the index holds what was added and not removed, for each worker apart, and forgets a page that
     nobody has: its memory is bounded by what workers hold."""

@@ -46,7 +46,9 @@ def test_a_prefix_that_all_share_spreads() -> None:
         decision = router.route(request, 0.0)
         assert decision is not None
         places.append(decision.worker)
-    assert {name: places.count(name) for name in places} == pytest.approx(dict.fromkeys(router.workers(), 8), abs=2)
+    assert {name: places.count(name) for name in places} == pytest.approx(
+        dict.fromkeys(router.workers(), 8), abs=2
+    )
 
 
 def test_a_slow_worker_gets_less() -> None:

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from tenfold.bench.mooncake import TraceError, TraceRequest, read_trace
-from tenfold.bench.simulate import Run, Simulation, SimulationConfig
+from tenfold.bench.simulate import Simulation
+from tenfold.bench.simulate_base import Run, SimulationConfig
 from tenfold.bench.simulate_faults import random_faults
 from tenfold.cli import main
 from tenfold.router.base import Policy
@@ -27,14 +28,18 @@ def conversations(seed: int, count: int, seconds: float) -> list[TraceRequest]:
         talk = draw.choice(talks)
         talk.extend(next(fresh) for _ in range(draw.randrange(1, 8)))
         requests.append(
-            TraceRequest(arrival, len(talk) * PAGE_TOKENS + draw.randrange(1, 500), draw.randrange(1, 400), tuple(talk))
+            TraceRequest(
+                arrival, len(talk) * PAGE_TOKENS + draw.randrange(1, 500), draw.randrange(1, 400), tuple(talk)
+            )
         )
         if len(talk) > 40:
             del talk[1:]
     return requests
 
 
-def simulate(seed: int, faults: int, policy: Policy = "cache-aware", count: int = 30, workers: int = 3) -> Run:
+def simulate(
+    seed: int, faults: int, policy: Policy = "cache-aware", count: int = 30, workers: int = 3
+) -> Run:
     trace = conversations(seed, count, 20.0)
     config = SimulationConfig(
         timing=mocker_timing(PAGES * PAGE_TOKENS),
@@ -51,9 +56,10 @@ def simulate(seed: int, faults: int, policy: Policy = "cache-aware", count: int 
 
 @pytest.mark.parametrize("block", range(10))
 def test_a_thousand_seeds_of_faults(block: int) -> None:
-    """Promise: with workers dying, stalling and slowing down, events lost and late, and the router restarted, at
-    any moments: every request ends exactly once and complete, the index equals the workers' true pages once it
-    has resynced, the books balance, and nothing waits beyond its deadline (`Simulation` raises otherwise)."""
+    """Promise: with workers dying, stalling and slowing down, events lost and late, and the router restarted,
+    at any moments: every request ends exactly once and complete, the index equals the workers' true pages
+    once it has resynced, the books balance, and nothing waits beyond its deadline (`Simulation` raises
+    otherwise)."""
     happened = 0
     for seed in range(100 * block, 100 * block + 100):
         run = simulate(seed, faults=6)
@@ -83,7 +89,12 @@ def test_the_command_prints_what_was_measured(tmp_path: Path) -> None:
     """Promise: `tenfold simulate --json` prints one object with reuse, ideals, latencies and balance."""
     path = tmp_path / "trace.jsonl"
     lines = [
-        {"timestamp": 1000 * n, "input_length": 1500 + n, "output_length": 20, "hash_ids": [0, n % 3 + 1, n + 10]}
+        {
+            "timestamp": 1000 * n,
+            "input_length": 1500 + n,
+            "output_length": 20,
+            "hash_ids": [0, n % 3 + 1, n + 10],
+        }
         for n in range(20)
     ]
     path.write_text("\n".join(json.dumps(line) for line in lines))

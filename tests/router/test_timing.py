@@ -6,8 +6,8 @@ from tenfold.router.timing import fit_timing, mocker_timing
 
 
 def test_the_mockers_curves() -> None:
-    """Promise: the timing of simulations is that of Dynamo's mocker: what its replay (ai-dynamo-runtime 1.6.1)
-    gave for a step of 7,458 prompt tokens, and for two decode steps of a request after 64 tokens."""
+    """Promise: the timing of simulations is that of Dynamo's mocker: what its replay (ai-dynamo-runtime
+    1.6.1) gave for a step of 7,458 prompt tokens, and for two decode steps of a request after 64 tokens."""
     timing = mocker_timing(16_384 * 64)
     assert timing.chunk(7458) == pytest.approx(0.153156217, abs=1e-9)
     assert timing.decode(1, 65) + timing.decode(1, 66) == pytest.approx(0.028961632 - 0.017474885, abs=1e-9)

@@ -44,7 +44,9 @@ def read_trace(path: Path, page_tokens: int, limit: int | None = None) -> list[T
     Raises TraceError, with the line, for what is no trace; OSError if there is no file.
     """
     if page_tokens < 1 or TRACE_BLOCK % page_tokens:
-        raise TraceError(f"page_tokens must divide {TRACE_BLOCK}, the tokens of a trace's block, not {page_tokens}")
+        raise TraceError(
+            f"page_tokens must divide {TRACE_BLOCK}, the tokens of a trace's block, not {page_tokens}"
+        )
     requests = [_request(line, page_tokens) for line in _lines(path, limit)]
     if not requests:
         raise TraceError(f"{path} has no requests")
@@ -63,14 +65,18 @@ def _lines(path: Path, limit: int | None) -> Iterator[TraceLine]:
             try:
                 line = decoder.decode(raw)
             except msgspec.DecodeError as error:
-                raise TraceError(f"{path}, line {number}: not a request of a Mooncake trace: {error}") from None
+                raise TraceError(
+                    f"{path}, line {number}: not a request of a Mooncake trace: {error}"
+                ) from None
             blocks = -(-line.input_length // TRACE_BLOCK)
             if line.input_length < 1 or line.output_length < 1 or line.timestamp < 0:
-                raise TraceError(f"{path}, line {number}: lengths must be at least 1 and the timestamp at least 0")
+                raise TraceError(
+                    f"{path}, line {number}: lengths must be at least 1 and the timestamp at least 0"
+                )
             if len(line.hash_ids) != blocks or min(line.hash_ids) < 0 or max(line.hash_ids) >= 1 << 50:
                 raise TraceError(
-                    f"{path}, line {number}: {line.input_length} tokens need {blocks} hash ids from 0 to 2^50, "
-                    f"not {len(line.hash_ids)}"
+                    f"{path}, line {number}: {line.input_length} tokens need {blocks} hash ids "
+                    f"from 0 to 2^50, not {len(line.hash_ids)}"
                 )
             found += 1
             yield line

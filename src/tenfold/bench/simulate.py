@@ -1,9 +1,9 @@
-"""Many workers and a router in simulated time: the router is the very code that serves; workers, front and wires
-are simulated (`simulate_worker`, and here).
+"""Many workers and a router in simulated time: the router is the very code that serves; workers, front and
+wires are simulated (`simulate_worker`, and here).
 
 The front holds every request until its one terminal event. When a worker dies it sends the requests that were
-there, with the tokens that they have, to another; when a request shows no progress it takes it away; when there
-is no worker it keeps the request until its deadline. All that is random comes from the seed.
+there, with the tokens that they have, to another; when a request shows no progress it takes it away; when
+there is no worker it keeps the request until its deadline. All that is random comes from the seed.
 """
 
 from __future__ import annotations
@@ -11,99 +11,21 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from tenfold.bench.mooncake import TraceRequest
-from tenfold.bench.simulate_cache import Eviction
+from tenfold.bench.simulate_base import Outcome, Process, Run, SimulationConfig, SimulationError
 from tenfold.bench.simulate_faults import Fault
-from tenfold.bench.simulate_worker import SimulatedWorker, StepNews
 from tenfold.bench.simulate_worker import Sequence as WorkerSequence
+from tenfold.bench.simulate_worker import SimulatedWorker, StepNews
 from tenfold.protocol import KVEvents, KVSnapshot, LoadSnapshot
-from tenfold.router.base import Decision, Overdue, Policy, Resync, RouterConfig, RouteRequest
+from tenfold.router.base import Decision, Overdue, Resync, RouterConfig, RouteRequest
 from tenfold.router.router import Router
-from tenfold.router.timing import WorkerTiming
 
 _ARRIVE, _ROUTE, _START, _STEP, _LATER = range(5)
 """What comes first at one moment."""
-
-
-class SimulationError(AssertionError):
-    """A promise was broken: a request lost or ended twice, an index that is wrong, a wait beyond its deadline."""
-
-
-class SimulationConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A fleet of equal workers, and its wires."""
-
-    timing: WorkerTiming
-    workers: int
-    pages: int
-    """Of each worker."""
-    page_tokens: int
-    policy: Policy = "cache-aware"
-    eviction: Eviction = "lru"
-    max_running: int = 256
-    seed: int = 0
-    event_lag_s: float = 0.0
-    heartbeat_s: float = 1.0
-    detect_s: float = 0.2
-    """From a worker's death until the front knows."""
-    deadline_s: float = 600.0
-    """A request that has not ended after this long ends with an error."""
-    faults: tuple[Fault, ...] = ()
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of a request."""
-
-    arrival: float
-    first: float | None = None
-    last: float = 0.0
-    tokens: int = 0
-    cached: int | None = None
-    """Prompt tokens found at its first admission."""
-    ended: str | None = None
-    """"finished" or "deadline"."""
-    resumed: int = 0
-    worker: str | None = None
-    """Where it is now."""
-
-
-@dataclass(slots=True)
-class _Process:
-    """A worker's process: one life of it."""
-
-    name: str
-    number: int
-    worker: SimulatedWorker
-    sequence: int = 0
-    lag: float = 0.0
-    stalled_until: float = 0.0
-    losing_until: float = 0.0
-    steps_wanted: bool = False
-
-
-@dataclass(slots=True)
-class Run:
-    """What a simulation brought."""
-
-    outcomes: list[Outcome]
-    gaps: list[tuple[float, int]]
-    """(seconds between tokens, how many such)."""
-    busy: dict[str, float]
-    routed: dict[str, int]
-    decision_s: list[float]
-    """Processor seconds of each decision."""
-    router: Router
-    seconds: float
-    """Simulated, until the last request ended."""
-    preemptions: int = 0
-    resumed: int = 0
-    said: dict[str, int] = field(default_factory=dict)
-    """How often the router asked for what."""
+_SETTLE_S = 30.0
+"""After the last request: time for lost events to be noticed and healed."""
 
 
 class Simulation:
@@ -115,7 +37,7 @@ class Simulation:
         self.now = 0.0
         self._queue: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._pushed = 0
-        self._processes: dict[str, _Process] = {}
+        self._processes: dict[str, Process] = {}
         self._unended = len(trace)
         self._pending: list[int] = []
         """Requests that no worker takes."""
@@ -214,9 +136,7 @@ class Simulation:
         self._unended -= 1
         self.run_.seconds = self.now
         if not self._unended:
-            config = self._router_config()
-            # Time for lost events to be noticed and healed: two heartbeats, the lag, one question and its answer.
-            self._settle_until = self.now + 30.0 + 2 * (self.config.heartbeat_s + config.resync_timeout_s)
+            self._settle_until = self.now + _SETTLE_S
 
     # Workers
 
@@ -226,11 +146,11 @@ class Simulation:
         worker = SimulatedWorker(
             config.timing, config.pages, config.page_tokens, config.eviction, config.max_running
         )
-        self._processes[name] = _Process(name, number, worker, lag=config.event_lag_s)
+        self._processes[name] = Process(name, number, worker, lag=config.event_lag_s)
         self.run_.router.add_worker(name, config.pages, self.now)
         self._retry_pending()
 
-    def _wake(self, process: _Process) -> None:
+    def _wake(self, process: Process) -> None:
         if process.worker.ends is not None:
             self._schedule_step(process)
         elif not process.steps_wanted:
@@ -238,16 +158,16 @@ class Simulation:
             at = max(self.now, process.stalled_until)
             self._at(at, _START, self._start, process)
 
-    def _start(self, process: _Process) -> None:
+    def _start(self, process: Process) -> None:
         process.steps_wanted = False
         process.worker.start(self.now)
         self._schedule_step(process)
 
-    def _schedule_step(self, process: _Process) -> None:
+    def _schedule_step(self, process: Process) -> None:
         if process.worker.ends is not None:
             self._at(process.worker.ends, _STEP, self._step, process, process.worker.ends)
 
-    def _step(self, process: _Process, ends: float) -> None:
+    def _step(self, process: Process, ends: float) -> None:
         worker = process.worker
         if worker.ends != ends or self._processes.get(process.name) is not process:
             return  # Cut short, delayed, or of a process that is dead.
@@ -260,7 +180,7 @@ class Simulation:
         self._tell(process, news)
         self._schedule_step(process)
 
-    def _tell(self, process: _Process, news: StepNews) -> None:
+    def _tell(self, process: Process, news: StepNews) -> None:
         """The front hears of a step's tokens, the router of its pages."""
         router = self.run_.router
         for sequence in news.first:
@@ -288,7 +208,7 @@ class Simulation:
                 else:
                     self._deliver(process, batch)
 
-    def _deliver(self, process: _Process, message: KVEvents | KVSnapshot | LoadSnapshot) -> None:
+    def _deliver(self, process: Process, message: KVEvents | KVSnapshot | LoadSnapshot) -> None:
         """A message reaches the router, unless its sender is known to be dead or lives anew."""
         if self._processes.get(process.name) is not process:
             return
@@ -304,7 +224,7 @@ class Simulation:
         """Every worker that can tells its load; then the router looks at its deadlines."""
         for process in self._processes.values():
             if self.now >= process.stalled_until:
-                self._deliver(process, _load(process))
+                self._deliver(process, process.load())
         router = self.run_.router
         for action in router.tick(self.now):
             kind = type(action).__name__.lower()
@@ -325,9 +245,7 @@ class Simulation:
     def _resync(self, name: str) -> None:
         process = self._processes.get(name)
         if process is not None and self.now >= max(process.stalled_until, process.losing_until):
-            snapshot = KVSnapshot(
-                sequence=process.sequence, names=tuple(process.worker.cache.names())
-            )
+            snapshot = KVSnapshot(sequence=process.sequence, names=tuple(process.worker.cache.names()))
             self._at(self.now + process.lag, _LATER, self._deliver, process, snapshot)
 
     # Faults
@@ -342,9 +260,7 @@ class Simulation:
         if fault.kind == "kill":
             del self._processes[process.name]
             self._at(self.now + self.config.detect_s, _LATER, self._bury, process.name)
-            self._at(
-                self.now + self.config.detect_s + fault.seconds, _LATER, self._birth, fault.worker
-            )
+            self._at(self.now + self.config.detect_s + fault.seconds, _LATER, self._birth, fault.worker)
         elif fault.kind == "stall":
             process.stalled_until = self.now + fault.seconds
         elif fault.kind == "slow":
@@ -356,7 +272,7 @@ class Simulation:
             process.lag = fault.amount
             self._at(self.now + fault.seconds, _LATER, self._recover, process)
 
-    def _recover(self, process: _Process) -> None:
+    def _recover(self, process: Process) -> None:
         process.worker.slowdown = 1.0
         process.lag = self.config.event_lag_s
 
@@ -412,19 +328,3 @@ class Simulation:
             self.run_.busy[process.name] = process.worker.busy
             self.run_.preemptions += process.worker.preemptions
         self.run_.resumed = sum(outcome.resumed for outcome in self.run_.outcomes)
-
-
-def _load(process: _Process) -> LoadSnapshot:
-    worker = process.worker
-    return LoadSnapshot(
-        running=len(worker.prefilling) + len(worker.decoding),
-        waiting=len(worker.waiting),
-        pages_total=worker.cache.total,
-        pages_free=worker.cache.available,
-        steps=worker.steps,
-        prompt_tokens=0,
-        cached_tokens=0,
-        generated_tokens=0,
-        preemptions=worker.preemptions,
-        kv_sequence=process.sequence,
-    )

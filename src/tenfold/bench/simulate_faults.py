@@ -1,4 +1,5 @@
-"""Faults for the simulator: what may go wrong with workers, their events and the router, drawn from a seed."""
+"""Faults for the simulator: what may go wrong with workers, their events and the router, drawn from a
+seed."""
 
 from __future__ import annotations
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from tenfold.bench.mooncake import TraceRequest
-from tenfold.bench.simulate import Run, SimulationConfig
+from tenfold.bench.simulate_base import Run, SimulationConfig
 from tenfold.bench.simulate_cache import SimulatedCache
 
 
 def shared_reuse(trace: Sequence[TraceRequest], pages: int | None, page_tokens: int) -> float:
-    """Share of prompt tokens found when one cache of ``pages`` pages (None: without bound) serves all requests
-    one after the other, the least recently used pages going first."""
+    """Share of prompt tokens found when one cache of ``pages`` pages (None: without bound) serves all
+    requests one after the other, the least recently used pages going first."""
     total = sum(request.prompt_tokens for request in trace)
     needed = sum(-(-request.prompt_tokens // page_tokens) for request in trace)
     cache = SimulatedCache(needed if pages is None else pages, "lru")

@@ -1,7 +1,7 @@
 """A worker in simulation: continuous batching with chunked prefill over a page cache, timed by cost curves.
 
-Each step first gives every decoding sequence its token, then the prompts in progress, then waiting ones, first
-come first served, up to `WorkerTiming.chunk_tokens` rows. Steps without prompt tokens differ only in
+Each step first gives every decoding sequence its token, then the prompts in progress, then waiting ones,
+first come first served, up to `WorkerTiming.chunk_tokens` rows. Steps without prompt tokens differ only in
 their length, so a run of them is one event: its length has a closed form, and who comes in between is taken
 up at the end of the step that is running.
 """
@@ -60,8 +60,8 @@ class StepNews:
 
 
 class SimulatedWorker:
-    """One worker. `submit` and `finish_steps` say when the steps that are running end; whoever drives it calls
-    `finish_steps` then."""
+    """One worker. `submit` and `finish_steps` say when the steps that are running end; whoever drives it
+    calls `finish_steps` then."""
 
     def __init__(
         self, timing: WorkerTiming, pages: int, page_tokens: int, eviction: Eviction, max_running: int
@@ -93,8 +93,8 @@ class SimulatedWorker:
         return len(self.waiting) + len(self.prefilling) + len(self.decoding)
 
     def submit(self, sequence: Sequence, now: float) -> None:
-        """Takes a request up; a run of decoding steps is cut short for it. An idle worker waits for `start`, so
-        that requests of one moment share a step."""
+        """Takes a request up; a run of decoding steps is cut short for it. An idle worker waits for `start`,
+        so that requests of one moment share a step."""
         self.waiting.append(sequence)
         if self.ends is not None and self._runs > 1:
             done = self._steps_by(now)
@@ -172,7 +172,9 @@ class SimulatedWorker:
             if tokens > 0:
                 self._chunks.append((sequence, tokens))
                 total += tokens
-        while self.waiting and total < budget and len(self.prefilling) + len(self.decoding) < self.max_running:
+        while (
+            self.waiting and total < budget and len(self.prefilling) + len(self.decoding) < self.max_running
+        ):
             sequence = self.waiting[0]
             if not self._open(sequence):
                 break

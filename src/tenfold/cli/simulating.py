@@ -30,11 +30,15 @@ from tenfold.router.base import POLICIES, Policy
     default="lru",
     help="Which pages workers give up: the least recently used, or first those that nobody came back for.",
 )
-@click.option("--speedup", type=click.FloatRange(0, min_open=True), default=1.0, help="Of the trace's arrivals.")
+@click.option(
+    "--speedup", type=click.FloatRange(0, min_open=True), default=1.0, help="Of the trace's arrivals."
+)
 @click.option("--requests", type=click.IntRange(1), help="Only the first so many of the trace.")
 @click.option("--seed", type=int, default=0, help="Of all that is random; the same seed gives the same run.")
 @click.option("--faults", type=click.IntRange(0), default=0, help="Random faults over the trace's time.")
-@click.option("--event-lag", type=click.FloatRange(0), default=0.0, help="Seconds that news of pages are late.")
+@click.option(
+    "--event-lag", type=click.FloatRange(0), default=0.0, help="Seconds that news of pages are late."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def simulate(
     trace: Path,
@@ -52,8 +56,8 @@ def simulate(
 ) -> None:
     """Replay a trace on many workers behind the router, in simulated time.
 
-    The router is the one that serves; the workers are timed by the cost curves of Dynamo's mocker. Prints what
-    was found in the caches, against one shared cache of the same size and against one without bound, and
+    The router is the one that serves; the workers are timed by the cost curves of Dynamo's mocker. Prints
+    what was found in the caches, against one shared cache of the same size and against one without bound, and
     latencies, balance and the cost of a decision.
 
     \b
@@ -65,7 +69,8 @@ def simulate(
     from msgspec.structs import replace
 
     from tenfold.bench.mooncake import TraceError, read_trace
-    from tenfold.bench.simulate import Simulation, SimulationConfig
+    from tenfold.bench.simulate import Simulation
+    from tenfold.bench.simulate_base import SimulationConfig
     from tenfold.bench.simulate_faults import random_faults
     from tenfold.bench.simulate_report import report, text
     from tenfold.router.timing import mocker_timing

@@ -31,8 +31,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A worker that says nothing for this long is reported as silent."""
     late_factor: float = 10.0
     late_floor_s: float = 5.0
-    """A request is overdue when ``late_floor_s`` plus ``late_factor`` times the expected seconds until its first
-    token have passed: before the first token, without any progress of its worker; later, without a token."""
+    """A request is overdue when ``late_floor_s`` plus ``late_factor`` times the expected seconds until its
+    first token have passed: before the first token, without any progress of its worker; later, without a
+    token."""
     lost_s: float = 120.0
     """A first token is overdue after this long whatever its worker does otherwise."""
 
@@ -91,12 +92,14 @@ class Decision(msgspec.Struct, frozen=True):
         """One line for the log."""
         cost = self.cost
         spilled = (
-            f", {self.best_overlap_tokens} elsewhere" if self.best_overlap_tokens > self.overlap_tokens else ""
+            f", {self.best_overlap_tokens} elsewhere"
+            if self.best_overlap_tokens > self.overlap_tokens
+            else ""
         )
         return (
-            f"{self.request} to {self.worker} of {self.workers} ({self.policy}): {self.overlap_tokens} tokens "
-            f"there{spilled}; wait {cost.wait:.3f} s, prefill {cost.prefill:.3f} s, shared {cost.shared:.3f} s, "
-            f"streams {cost.streams:.3f} s, displaced {cost.displaced:.3f} s"
+            f"{self.request} to {self.worker} of {self.workers} ({self.policy}): {self.overlap_tokens} "
+            f"tokens there{spilled}; wait {cost.wait:.3f} s, prefill {cost.prefill:.3f} s, "
+            f"shared {cost.shared:.3f} s, streams {cost.streams:.3f} s, displaced {cost.displaced:.3f} s"
         )
 
 

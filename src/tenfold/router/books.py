@@ -1,7 +1,8 @@
-"""What the router knows of each worker's work: columns over slots, so that a decision is a few vector operations.
+"""What the router knows of each worker's work: columns over slots, so that a decision is a few vector
+operations.
 
-The books follow from what the router itself sent and heard back; a worker's own load is only held against them
-(`Books.slow`, silence). Time is seconds, handed in.
+The books follow from what the router itself sent and heard back; a worker's own load is only held against
+them (`Books.slow`, silence). Time is seconds, handed in.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class Books:
         self.capacity[slot] = 0.0
 
     def wait(self, now: float) -> Floats:
-        """Seconds until a prompt sent now would be begun. Work that is late is taken to need as long again as it
-        is late."""
+        """Seconds until a prompt sent now would be begun. Work that is late is taken to need as long again as
+        it is late."""
         return np.where(self.prefills > 0, np.abs(self.free_at - now), 0.0)
 
     def dispatch(self, flight: InFlight, now: float) -> None:
@@ -114,9 +115,7 @@ class Books:
         """Its first token came."""
         slot = flight.slot
         self.prefills[slot] -= 1
-        if not self.prefills[slot]:
-            self.free_at[slot] = now
-        elif self.free_at[slot] < now:
+        if not self.prefills[slot] or self.free_at[slot] < now:
             self.free_at[slot] = now
         flight.decoding = True
         flight.drawn = 1
@@ -144,7 +143,19 @@ class Books:
             self.free_at[slot] = max(now, self.free_at[slot] - flight.predicted)
 
     def _grow(self, size: int) -> None:
-        for name in ("last_begins", "last_tokens", "usable", "free_at", "prefills", "decodes", "context", "capacity", "held", "slow", "routed"):
+        for name in (
+            "last_begins",
+            "last_tokens",
+            "usable",
+            "free_at",
+            "prefills",
+            "decodes",
+            "context",
+            "capacity",
+            "held",
+            "slow",
+            "routed",
+        ):
             old = getattr(self, name)
             new = np.zeros(size, old.dtype)
             new[: self.size] = old

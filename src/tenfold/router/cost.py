@@ -6,17 +6,17 @@ It is what the request adds to the waiting of everyone, itself included:
   the worker has, until enough of them have ended: a whole answer's time for each time they fill it;
 - *prefill*: for the part of the prompt that is not there, in chunks, each beside a decoding step;
 - *shared*: the prompt that waits there last ends later if this one fills up its step;
-- *streams*: every stream there waits for these chunks too, each of its own tokens takes a step among the others,
-  and the others' tokens come later beside one more. A second of a stream is spread over all its tokens, and
-  counts a twentieth of a second in which nothing is to be seen yet (`STREAM_WEIGHT`);
+- *streams*: every stream there waits for these chunks too, each of its own tokens takes a step among the
+  others, and the others' tokens come later beside one more. A second of a stream is spread over all its
+  tokens, and counts a twentieth of a second in which nothing is to be seen yet (`STREAM_WEIGHT`);
 - *displaced*: the pages that it needs drive others out, which will be computed again if they are wanted. How
-  often they are is taken to be how often a prompt's tokens are found at all (``reuse``); who finds a page gone
-  waits for it, and so do those behind it, hence twice (`DISPLACED_WEIGHT`).
+  often they are is taken to be how often a prompt's tokens are found at all (``reuse``); who finds a page
+  gone waits for it, and so do those behind it, hence twice (`DISPLACED_WEIGHT`).
 
-Because all is in seconds, the known evils of cache-aware routing are priced: a short prefix that everyone shares
-is worth only the milliseconds it saves, less than a queue; a long conversation stays where it is until the
-queue there is longer than its prefill; and a copy of it elsewhere is charged for what it displaces. The two
-weights were chosen by simulation (docs/routing.md).
+Because all is in seconds, the known evils of cache-aware routing are priced: a short prefix that everyone
+shares is worth only the milliseconds it saves, less than a queue; a long conversation stays where it is until
+the queue there is longer than its prefill; and a copy of it elsewhere is charged for what it displaces. The
+two weights were chosen by simulation (docs/routing.md).
 """
 
 from __future__ import annotations

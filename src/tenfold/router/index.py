@@ -4,9 +4,9 @@ A name stands for a page and all before it, and a worker gives pages up from the
 prompt the set of workers only shrinks. A lookup uses that: it finds by galloping where the set changes, a
 few dictionary lookups for each change and not one for each page.
 
-Memory: about 210 bytes for each (page, worker) at up to 64 workers (benchmarks/routing_decision.py measures
-it), and `capacity` bounds the pages of each worker: a stream that claims more than its worker can hold is wrong
-and is refused.
+Memory: about 160 bytes for each page that one of 64 workers holds, 240 with 1,000 workers
+(benchmarks/routing_decision.py measures it), and `capacity` bounds the pages of each worker: a stream that
+claims more than its worker can hold is wrong and is refused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What pages are called between processes: names that any router can compute from tokens.
 
-A page's own hash is XXH3-64 over its tokens as little-endian unsigned 32-bit integers, seed 1337. A page's name
-is the hash of everything up to its end: the first page's name is its own hash, every later one is XXH3-64
-(same seed) over (name of the page before it, its own hash) as two little-endian unsigned 64-bit integers. This
-is how NVIDIA Dynamo's KV router names blocks, so routers that read its names read ours.
+A page's own hash is XXH3-64 over its tokens as little-endian unsigned 32-bit integers, seed 1337. A page's
+name is the hash of everything up to its end: the first page's name is its own hash, every later one is
+XXH3-64 (same seed) over (name of the page before it, its own hash) as two little-endian unsigned 64-bit
+integers. This is how NVIDIA Dynamo's KV router names blocks, so routers that read its names read ours.
 
 Names find candidates, they prove nothing: a worker compares the tokens themselves before it shares a page, so
 two prompts with one name cost a misrouted request and never a wrong answer.
@@ -44,8 +44,8 @@ def chain(hashes: Sequence[int], parent: int | None = None) -> tuple[int, ...]:
 
 
 def namespace_parent(namespace: str) -> int | None:
-    """What the first page of a namespace follows: nothing in the common one. Equal tokens of two namespaces get
-    different names."""
+    """What the first page of a namespace follows: nothing in the common one. Equal tokens of two namespaces
+    get different names."""
     return xxhash.xxh3_64_intdigest(namespace.encode(), SEED) if namespace else None
 
 

@@ -1,15 +1,14 @@
-"""Which worker gets a request: pure, synchronous and without a clock. Time is handed in, messages go in as calls,
-and what is to be sent comes out of `Router.tick`; so the same code runs in a server and in simulation.
+"""Which worker gets a request: pure, synchronous and without a clock. Time is handed in, messages go in as
+calls, and what is to be sent comes out of `Router.tick`; so the same code runs in a server and in simulation.
 
-A request is routed (`route`), then its worker's news are passed on (`on_prefill_done`, `on_token`, `on_finish`).
-Workers come and go (`add_worker`, `remove_worker`), tell of their pages (`on_event`, `on_snapshot`) and their
-load (`on_load`). Nothing here waits: what has a deadline is looked after by `tick`, which is to be called at
-`next_tick` at the latest.
+A request is routed (`route`), then its worker's news are passed on (`on_prefill_done`, `on_token`,
+`on_finish`). Workers come and go (`add_worker`, `remove_worker`), tell of their pages (`on_event`,
+`on_snapshot`) and their load (`on_load`). Nothing here waits: what has a deadline is looked after by `tick`,
+which is to be called at `next_tick` at the latest.
 """
 
 from __future__ import annotations
 
-import random
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -28,6 +27,7 @@ from tenfold.router.base import (
 from tenfold.router.books import Books, InFlight, Ints
 from tenfold.router.cost import Costs, costs
 from tenfold.router.index import PageIndex
+from tenfold.router.policy import Chooser
 from tenfold.router.streams import EventStreams
 from tenfold.router.timing import WorkerTiming
 
@@ -62,15 +62,12 @@ class Router:
         self.counts = RouterCounts()
         self.index = PageIndex()
         self._books = Books()
-        self._streams = EventStreams(
-            self.index, self.counts, config.resync_timeout_s, config.event_lag_s
-        )
+        self._streams = EventStreams(self.index, self.counts, config.resync_timeout_s, config.event_lag_s)
         self._workers: dict[str, _Worker] = {}
         self._by_slot: dict[int, _Worker] = {}
         self._flights: dict[str, InFlight] = {}
         self._sessions: OrderedDict[str, tuple[str, int]] = OrderedDict()
-        self._random = random.Random(config.seed)
-        self._turn = -1
+        self._chooser = Chooser(config.policy, config.seed)
         self._output = config.expected_output
         self._reuse = 0.0
 
@@ -85,8 +82,8 @@ class Router:
         empty: bool = True,
         timing: WorkerTiming | None = None,
     ) -> None:
-        """A worker with room for ``pages`` pages. ``empty``: it has just started and holds none; otherwise it is
-        asked for a snapshot. Raises ValueError for a name that is there, or no pages."""
+        """A worker with room for ``pages`` pages. ``empty``: it has just started and holds none; otherwise it
+        is asked for a snapshot. Raises ValueError for a name that is there, or no pages."""
         if worker in self._workers:
             raise ValueError(f"worker {worker!r} is there already; remove it first")
         if pages < 1:
@@ -97,8 +94,8 @@ class Router:
         self._workers[worker] = self._by_slot[slot] = _Worker(worker, slot, now)
 
     def remove_worker(self, worker: str) -> tuple[str, ...]:
-        """The worker is gone. Returns the requests that were there, in the order they were routed; the router has
-        forgotten them. An unknown name is no error: it may have been removed for another reason."""
+        """The worker is gone. Returns the requests that were there, in the order they were routed; the router
+        has forgotten them. An unknown name is no error: it may have been removed for another reason."""
         known = self._workers.pop(worker, None)
         if known is None:
             return ()
@@ -185,27 +182,17 @@ class Router:
         candidates = int(np.count_nonzero(books.usable))
         if not candidates:
             return None
-        overlap = self.index.overlap(request.names, books.size) * self.config.page_tokens
-        self._remembered(request, overlap)
-        priced = costs(
-            books,
-            self.config.timing,
-            request.prompt_tokens,
-            overlap,
-            self._output if request.expected_output is None else float(request.expected_output),
-            self.config.page_tokens,
-            self._reuse,
-            now,
-        )
-        slot = self._choose(priced, overlap)
+        overlap = self._overlap(request)
+        priced = self._price(request, overlap, now)
+        slot = self._chooser.choose(books, priced, overlap)
         return self._book(request, slot, priced, overlap, candidates, now)
 
     def route_all(
         self, requests: Sequence[RouteRequest], now: float
     ) -> list[tuple[RouteRequest, Decision | None]]:
-        """Routes what came at one moment: first who has most of its prompt somewhere, since it has most to lose
-        elsewhere; among equals who has most left to compute, since small work fills gaps. The answers are in the
-        order in which to send them."""
+        """Routes what came at one moment: first who has most of its prompt somewhere, since it has most to
+        lose elsewhere; among equals who has most left to compute, since small work fills gaps. The answers
+        are in the order in which to send them."""
         usable = self._books.usable
         order = []
         for place, request in enumerate(requests):
@@ -215,22 +202,13 @@ class Router:
         return [(requests[place], self.route(requests[place], now)) for *_, place in sorted(order)]
 
     def assign(self, request: RouteRequest, worker: str, now: float) -> Decision:
-        """Books a request that is on a worker already, as after a restart of the router. Raises KeyError for an
-        unknown worker, ValueError for a request that is under way already."""
+        """Books a request that is on a worker already, as after a restart of the router. Raises KeyError for
+        an unknown worker, ValueError for a request that is under way already."""
         if request.id in self._flights:
             raise ValueError(f"request {request.id!r} is under way already")
         slot = self._workers[worker].slot
-        overlap = self.index.overlap(request.names, self._books.size) * self.config.page_tokens
-        priced = costs(
-            self._books,
-            self.config.timing,
-            request.prompt_tokens,
-            overlap,
-            self._output,
-            self.config.page_tokens,
-            self._reuse,
-            now,
-        )
+        overlap = self._overlap(request)
+        priced = self._price(request, overlap, now)
         return self._book(request, slot, priced, overlap, 1, now)
 
     # Deadlines
@@ -281,24 +259,6 @@ class Router:
         if sum(len(worker.flights) for worker in self._workers.values()) != len(self._flights):
             raise ValueError("requests are on no worker, or on several")
 
-    def _choose(self, priced: Costs, overlap: Ints) -> int:
-        books, policy = self._books, self.config.policy
-        usable = np.flatnonzero(books.usable)
-        if policy == "random":
-            return int(usable[self._random.randrange(len(usable))])
-        if policy == "round-robin":
-            after = usable[usable > self._turn]
-            self._turn = int(after[0] if len(after) else usable[0])
-            return self._turn
-        if policy == "least-loaded":
-            score = books.prefills[usable] + books.decodes[usable]
-        elif policy == "prefix-only":
-            score = -overlap[usable].astype(np.float64)
-        else:
-            score = priced.total[usable]
-        best = usable[score <= score.min() * (1 + 1e-9)] if score.min() > 0 else usable[score == score.min()]
-        return int(best[np.argmin(books.routed[best])])
-
     def _book(
         self,
         request: RouteRequest,
@@ -313,7 +273,9 @@ class Router:
         config = self.config
         patience = config.late_floor_s + config.late_factor * (cost.wait + cost.prefill)
         missing = max(request.prompt_tokens - int(overlap[slot]), 1)
-        flight = InFlight(slot, request.prompt_tokens, missing, cost.prefill, now, now, patience, now + patience)
+        flight = InFlight(
+            slot, request.prompt_tokens, missing, cost.prefill, now, now, patience, now + patience
+        )
         self._books.dispatch(flight, now)
         self._flights[request.id] = flight
         worker.flights.add(request.id)
@@ -334,14 +296,28 @@ class Router:
             request.id, worker.name, config.policy, there, best, cost, flight.deadline, candidates
         )
 
-    def _remembered(self, request: RouteRequest, overlap: Ints) -> None:
-        """Where a session was last counts for a worker whose pages are not known at the moment."""
-        if request.session is None or request.session not in self._sessions:
-            return
-        name, tokens = self._sessions[request.session]
-        worker = self._workers.get(name)
-        if worker is not None and not self._streams.in_step(worker.slot):
-            overlap[worker.slot] = max(int(overlap[worker.slot]), min(tokens, request.prompt_tokens))
+    def _overlap(self, request: RouteRequest) -> Ints:
+        """[slots] tokens of a prompt that each worker has. Where a session was last counts for a worker whose
+        pages are not known at the moment."""
+        overlap = self.index.overlap(request.names, self._books.size) * self.config.page_tokens
+        if request.session is not None and request.session in self._sessions:
+            name, tokens = self._sessions[request.session]
+            worker = self._workers.get(name)
+            if worker is not None and not self._streams.in_step(worker.slot):
+                overlap[worker.slot] = max(int(overlap[worker.slot]), min(tokens, request.prompt_tokens))
+        return overlap
+
+    def _price(self, request: RouteRequest, overlap: Ints, now: float) -> Costs:
+        return costs(
+            self._books,
+            self.config.timing,
+            request.prompt_tokens,
+            overlap,
+            self._output if request.expected_output is None else float(request.expected_output),
+            self.config.page_tokens,
+            self._reuse,
+            now,
+        )
 
     def _heard(self, worker: str, now: float) -> _Worker | None:
         known = self._workers.get(worker)

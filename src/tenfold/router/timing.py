@@ -6,7 +6,8 @@ A step computes prompt tokens (at most ``chunk_tokens`` of them) and one token f
     decode(b, a)  = decode_step + decode_row b + decode_context a + decode_context2 a^2     b > 0 sequences
                     with a rows of context together
 
-and takes the sum of both. The form is that of the timing model of NVIDIA Dynamo's mocker, with a term for rows.
+and takes the sum of both. The form is that of the timing model of NVIDIA Dynamo's mocker, with a term for
+rows.
 """
 
 from __future__ import annotations
