@@ -84,3 +84,14 @@ def test_repeated_and_stale_messages_change_nothing() -> None:
     made.on_event("a", stored(3, 9), 0.0)
     made.on_snapshot("a", KVSnapshot(sequence=1, names=(9,)), 0.0)
     assert made.in_step("a") and made.pages("a") == {1, 2, 3}
+
+
+def test_events_that_are_always_a_little_late_are_no_fault() -> None:
+    """Promise: a worker whose every event comes 0.5 s late is in step, though its load is always ahead of
+    them."""
+    made = router()
+    for second in range(1, 9):
+        made.on_load("a", load(second), float(second))
+        assert made.tick(float(second)) == []
+        made.on_event("a", stored(second, second), second + 0.5)
+    assert made.counts.gaps == 0

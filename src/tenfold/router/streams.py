@@ -20,7 +20,7 @@ _KEPT = 4096
 
 
 class _Stream:
-    __slots__ = ("ahead_since", "asked", "broken", "kept", "last", "worker")
+    __slots__ = ("ahead", "ahead_since", "asked", "broken", "kept", "last", "worker")
 
     def __init__(self, worker: str, broken: str | None) -> None:
         self.worker = worker
@@ -30,7 +30,10 @@ class _Stream:
         """Why it is out of step; None: in step."""
         self.asked: float | None = None
         self.kept: deque[KVEvents] = deque()
+        self.ahead = 0
+        """Number of a batch that the worker says it sent and that did not come yet,"""
         self.ahead_since: float | None = None
+        """and since when that is known; None: there is none."""
 
 
 class EventStreams:
@@ -65,6 +68,8 @@ class EventStreams:
             missing = f"{stream.last + 1} to {batch.sequence - 1}"
             self._break(stream, f"events {missing} did not come")
         stream.last = batch.sequence
+        if stream.last >= stream.ahead:
+            stream.ahead_since = None
         if fault := self._change(slot, batch):
             self._break(stream, fault)
         if stream.broken is not None:
@@ -90,10 +95,8 @@ class EventStreams:
     def heard(self, slot: int, sequence: int, now: float) -> None:
         """The worker's load speaks of events up to this number."""
         stream = self._streams[slot]
-        if sequence <= stream.last:
-            stream.ahead_since = None
-        elif stream.ahead_since is None:
-            stream.ahead_since = now
+        if sequence > stream.last and stream.ahead_since is None:
+            stream.ahead, stream.ahead_since = sequence, now
 
     def due(self, now: float) -> Iterator[Resync]:
         """The workers to be asked for a snapshot now."""
