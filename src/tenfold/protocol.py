@@ -113,6 +113,46 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     speculation: SpeculationCounts | None = None
     """None: the engine has no speculator."""
+    kv_sequence: int = 0
+    """Number of the last `KVEvents` that were sent: by it a router notices that the newest were lost."""
+
+
+class PagesStored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
+    """Pages that a worker now holds, in the order of their chain."""
+
+    names: tuple[int, ...]
+    """As `tenfold.router.names` has them; 64 bits, unsigned."""
+    parent: int | None = None
+    """Name of the page before the first; None at the beginning of a prompt."""
+
+
+class PagesRemoved(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
+    """Pages that a worker gave up."""
+
+    names: tuple[int, ...]
+
+
+class PagesCleared(msgspec.Struct, frozen=True, array_like=True, tag="cleared"):
+    """A worker gave up all its pages."""
+
+
+KVEvent = PagesStored | PagesRemoved | PagesCleared
+
+
+class KVEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a worker's pages in one step, in order. Sequence numbers start at 1 with the worker and
+    have no gaps: a gap seen is a message lost."""
+
+    sequence: int
+    events: tuple[KVEvent, ...]
+
+
+class KVSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All pages that a worker holds, after the events up to ``sequence``: the answer to a request to
+    resync."""
+
+    sequence: int
+    names: tuple[int, ...]
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ import click
 from tenfold.cli.measuring import bench, inspect, synth
 from tenfold.cli.options import Commands
 from tenfold.cli.serving import generate, serve
+from tenfold.cli.simulating import simulate
 from tenfold.cli.speculating import example_traffic, replay, train_drafter
 
 
@@ -28,5 +29,5 @@ def main() -> None:
     """
 
 
-for command in (serve, generate, inspect, bench, synth, example_traffic, train_drafter, replay):
+for command in (serve, generate, inspect, bench, synth, example_traffic, train_drafter, replay, simulate):
     main.add_command(command)

@@ -1,0 +1,101 @@
+"""The command `simulate`: many workers behind the router, in simulated time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import click
+
+from tenfold.bench.simulate_cache import Eviction
+from tenfold.cli.options import say
+from tenfold.router.base import POLICIES, Policy
+
+
+@click.command()
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    required=True,
+    help="A trace in Mooncake's format: a JSON object a line.",
+)
+@click.option("--workers", type=click.IntRange(1, 4096), default=8, help="Equal workers.")
+@click.option("--policy", type=click.Choice(POLICIES), default="cache-aware", help="How requests are routed.")
+@click.option("--pages", type=click.IntRange(1), default=16_384, help="KV pages of each worker.")
+@click.option("--page-tokens", type=click.IntRange(1), default=64, help="Tokens of a page; must divide 512.")
+@click.option(
+    "--eviction",
+    type=click.Choice(get_args(Eviction)),
+    default="lru",
+    help="Which pages workers give up: the least recently used, or first those that nobody came back for.",
+)
+@click.option(
+    "--speedup", type=click.FloatRange(0, min_open=True), default=1.0, help="Of the trace's arrivals."
+)
+@click.option("--requests", type=click.IntRange(1), help="Only the first so many of the trace.")
+@click.option("--seed", type=int, default=0, help="Of all that is random; the same seed gives the same run.")
+@click.option("--faults", type=click.IntRange(0), default=0, help="Random faults over the trace's time.")
+@click.option(
+    "--event-lag", type=click.FloatRange(0), default=0.0, help="Seconds that news of pages are late."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
+def simulate(
+    trace: Path,
+    workers: int,
+    policy: Policy,
+    pages: int,
+    page_tokens: int,
+    eviction: Eviction,
+    speedup: float,
+    requests: int | None,
+    seed: int,
+    faults: int,
+    event_lag: float,
+    as_json: bool,
+) -> None:
+    """Replay a trace on many workers behind the router, in simulated time.
+
+    The router is the one that serves; the workers are timed by the cost curves of Dynamo's mocker. Prints
+    what was found in the caches, against one shared cache of the same size and against one without bound, and
+    latencies, balance and the cost of a decision.
+
+    \b
+    Examples:
+      tenfold simulate --trace conversation_trace.jsonl --workers 8
+      tenfold simulate --trace conversation_trace.jsonl --workers 64 --policy least-loaded --json
+      tenfold simulate --trace conversation_trace.jsonl --requests 500 --faults 20 --seed 7
+    """
+    from msgspec.structs import replace
+
+    from tenfold.bench.mooncake import TraceError, read_trace
+    from tenfold.bench.simulate import Simulation
+    from tenfold.bench.simulate_base import SimulationConfig
+    from tenfold.bench.simulate_faults import random_faults
+    from tenfold.bench.simulate_report import report, text
+    from tenfold.router.timing import mocker_timing
+
+    try:
+        read = read_trace(trace, page_tokens, requests)
+    except TraceError as error:
+        raise click.UsageError(str(error)) from None
+    longest = max(request.prompt_tokens + request.output_tokens for request in read)
+    if longest > pages * page_tokens:
+        raise click.BadParameter(
+            f"{pages} pages of {page_tokens} tokens cannot hold the longest request, {longest} tokens",
+            param_hint="--pages",
+        )
+    read = [replace(request, arrival=request.arrival / speedup) for request in read]
+    config = SimulationConfig(
+        timing=mocker_timing(pages * page_tokens),
+        workers=workers,
+        pages=pages,
+        page_tokens=page_tokens,
+        policy=policy,
+        eviction=eviction,
+        seed=seed,
+        event_lag_s=event_lag,
+        faults=tuple(random_faults(seed, faults, workers, read[-1].arrival)),
+    )
+    figures = report(config, read, Simulation(config, read).run())
+    say(json.dumps(figures) if as_json else text(figures))

@@ -1,0 +1,1 @@
+"""The router: which worker gets a request. Knows no engine, no socket and no clock."""

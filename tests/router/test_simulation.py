@@ -1,0 +1,121 @@
+"""The router in simulation: nothing is lost, whatever happens."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tenfold.bench.mooncake import TraceError, TraceRequest, read_trace
+from tenfold.bench.simulate import Simulation
+from tenfold.bench.simulate_base import Run, SimulationConfig
+from tenfold.bench.simulate_faults import random_faults
+from tenfold.cli import main
+from tenfold.router.base import Policy
+from tenfold.router.timing import mocker_timing
+
+PAGES, PAGE_TOKENS = 128, 512
+
+
+def conversations(seed: int, count: int, seconds: float) -> list[TraceRequest]:
+    """Requests of a few conversations that grow and share a first page."""
+    draw = random.Random(seed)
+    talks = [[0] for _ in range(8)]
+    fresh = iter(range(1, 1_000_000))
+    requests = []
+    for arrival in sorted(draw.uniform(0, seconds) for _ in range(count)):
+        talk = draw.choice(talks)
+        talk.extend(next(fresh) for _ in range(draw.randrange(1, 8)))
+        requests.append(
+            TraceRequest(
+                arrival, len(talk) * PAGE_TOKENS + draw.randrange(1, 500), draw.randrange(1, 400), tuple(talk)
+            )
+        )
+        if len(talk) > 40:
+            del talk[1:]
+    return requests
+
+
+def simulate(
+    seed: int, faults: int, policy: Policy = "cache-aware", count: int = 30, workers: int = 3
+) -> Run:
+    trace = conversations(seed, count, 20.0)
+    config = SimulationConfig(
+        timing=mocker_timing(PAGES * PAGE_TOKENS),
+        workers=workers,
+        pages=PAGES,
+        page_tokens=PAGE_TOKENS,
+        policy=policy,
+        eviction="segmented" if seed % 2 else "lru",
+        seed=seed,
+        faults=tuple(random_faults(seed, faults, workers, 20.0)),
+    )
+    return Simulation(config, trace).run()
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_a_thousand_seeds_of_faults(block: int) -> None:
+    """Promise: with workers dying, stalling and slowing down, events lost and late, and the router restarted,
+    at any moments: every request ends exactly once and complete, the index equals the workers' true pages
+    once it has resynced, the books balance, and nothing waits beyond its deadline (`Simulation` raises
+    otherwise)."""
+    happened = 0
+    for seed in range(100 * block, 100 * block + 100):
+        run = simulate(seed, faults=6)
+        assert all(outcome.ended == "finished" for outcome in run.outcomes), seed
+        happened += run.resumed
+    assert happened > 50
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    """Promise: a simulation is a function of trace, configuration and seed."""
+    one, other = (simulate(7, faults=8) for _ in range(2))
+    assert one.outcomes == other.outcomes and one.gaps == other.gaps and one.routed == other.routed
+
+
+def test_cache_aware_beats_the_others() -> None:
+    """Promise: on conversations the default policy finds more and answers sooner than any other."""
+    means, found = {}, {}
+    policies: tuple[Policy, ...] = ("cache-aware", "round-robin", "least-loaded", "random")
+    for policy in policies:
+        outcomes = simulate(1, 0, policy, count=60).outcomes
+        means[policy] = sum(o.first - o.arrival for o in outcomes if o.first is not None)
+        found[policy] = sum(o.cached or 0 for o in outcomes)
+    assert min(means, key=means.__getitem__) == max(found, key=found.__getitem__) == "cache-aware"
+
+
+def test_the_command_prints_what_was_measured(tmp_path: Path) -> None:
+    """Promise: `tenfold simulate --json` prints one object with reuse, ideals, latencies and balance."""
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {
+            "timestamp": 1000 * n,
+            "input_length": 1500 + n,
+            "output_length": 20,
+            "hash_ids": [0, n % 3 + 1, n + 10],
+        }
+        for n in range(20)
+    ]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    result = CliRunner().invoke(
+        main, ["simulate", "--trace", str(path), "--workers", "2", "--faults", "3", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.output)
+    assert figures["finished"] == 20
+    assert 0 < figures["reuse"] <= figures["reuse_ideal_infinite"] < 1
+    assert figures["ttft_ms"]["mean"] > 0 and figures["itl_ms"]["p99"] > 0
+
+
+def test_a_bad_trace_names_its_line(tmp_path: Path) -> None:
+    """Promise: what is no trace is refused with the line and the reason."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}\n')
+    with pytest.raises(TraceError, match="line 1: 513 tokens need 2 hash ids"):
+        read_trace(path, 64)
+    path.write_text("\n{}\n")
+    with pytest.raises(TraceError, match="line 2"):
+        read_trace(path, 64)
+    with pytest.raises(TraceError, match="must divide 512"):
+        read_trace(path, 60)
