@@ -28,7 +28,7 @@ class _Running:
 
 
 class LiveHead:
-    """A `speculate.base.Drafter`: a `HeadDrafter` with whichever program is live. Owns no program.
+    """A `speculate.base.Drafter`: a `HeadDrafter` with whichever program is live. It owns that one.
 
     Every draft that was asked for is scored by its first token, verified or not.
     """
@@ -73,3 +73,7 @@ class LiveHead:
             if draft.tokens:
                 running.place, running.token = len(sequence.tokens), draft.tokens[0]
         return drafts
+
+    def close(self) -> None:
+        """Frees the live program."""
+        self._drafter.close()

@@ -59,6 +59,13 @@ class LearningSpeculator:
         """See `Speculator.report`."""
         return self._inner.report()._replace(head_swaps=dict(self._learner.swaps))
 
+    def close(self) -> None:
+        """See `Speculator.close`; ends the learning too."""
+        if self._learns:
+            self._learns = False
+            self._learner.close()
+        self._inner.close()
+
     def _try(self, part: Callable[[], None]) -> None:
         if not self._learns:
             return
