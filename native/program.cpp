@@ -33,7 +33,7 @@ const ProgramOptions& checked(const ProgramOptions& o, const std::vector<KvShape
 
 Program::Program(const ProgramOptions& options, const std::vector<KvShape>& kv)
     : options_(checked(options, kv)),
-      pages_(options.kv_pages, kv, options.kv_format),
+      pages_(options.kv_pages, kv, options.kv_format, options.kv_bias),
       lines_written_(static_cast<size_t>(options.kv_pages)),
       team_(options.threads) {}
 

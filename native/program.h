@@ -69,6 +69,7 @@ struct ProgramOptions {
   const Kernels* kernels = nullptr;
   int threads = 1, max_rows = 1, max_logit_rows = 1, vocab = 0, kv_pages = 0;
   KvFormat kv_format = KvFormat::BF16;
+  bool kv_bias = false;  // pages have a number per row and KV head that is added to scores
 };
 
 struct LinearPart {

@@ -14,6 +14,7 @@ import numpy as np
 from tenfold import _native
 from tenfold.backends.base import (
     CompileOptions,
+    Floats,
     ProgramInfo,
     StepBatch,
     StepOutput,
@@ -132,6 +133,14 @@ class NativeProgram:
         """Overwrites a page."""
         self._core.write_page(page, data)
 
+    def set_bias(self, page: int, layer: int, head: int, values: Floats) -> None:
+        """What is added to the scores of a KV head's 16 lines of a page; see `CompileOptions.kv_bias`.
+
+        Values are numbers below infinity; -inf hides a line. A line that a step writes has 0 again. Raises
+        ValueError for a page, layer or head that is not there, and where the program has no biases.
+        """
+        self._core.set_bias(page, layer, head, np.ascontiguousarray(values, np.float32))
+
     def close(self) -> None:
         """Stops the threads and frees the memory."""
         self._core = None
@@ -157,6 +166,7 @@ class _Lowering:
             kv_pages=options.kv_pages,
             kv_format=resolve_kv_format(options.kv_format, options.format),
             kv=[(kv.heads, kv.head_dim) for kv in graph.kv],
+            kv_bias=options.kv_bias,
         )
         self.tensors = checkpoint.tensors()
         self.matrices: dict[str, int] = {}
