@@ -79,7 +79,7 @@ Activation activation_of(const std::string& name) {
 
 std::unique_ptr<Program> make_program(const std::string& isa, int threads, int max_rows, int max_logit_rows, int vocab,
                                       int kv_pages, const std::string& kv_format,
-                                      const std::vector<std::tuple<int, int>>& kv) {
+                                      const std::vector<std::tuple<int, int>>& kv, bool kv_bias) {
   const Kernels* kernels = kernels_of(isa);
   if (kernels == nullptr) throw std::invalid_argument("isa: this machine cannot run " + isa);
   std::vector<KvShape> shapes;
@@ -92,6 +92,7 @@ std::unique_ptr<Program> make_program(const std::string& isa, int threads, int m
   options.vocab = vocab;
   options.kv_pages = kv_pages;
   options.kv_format = kv_format_of(kv_format);
+  options.kv_bias = kv_bias;
   return std::make_unique<Program>(options, shapes);
 }
 
@@ -393,7 +394,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<Program>(m, "Program")
       .def_static("create", &make_program, "isa"_a, "threads"_a, "max_rows"_a, "max_logit_rows"_a, "vocab"_a,
-                  "kv_pages"_a, "kv_format"_a, "kv"_a)
+                  "kv_pages"_a, "kv_format"_a, "kv"_a, "kv_bias"_a = false)
       .def(
           "add_matrix",
           [](Program& p, int rows, int cols, const std::string& format, int group, bool wide, bool minimum) {
@@ -473,6 +474,14 @@ NB_MODULE(_native, m) {
       .def(
           "copy_rows", [](Program& p, int source, int target, int rows) { p.pages().copy_rows(source, target, rows); },
           "source"_a, "target"_a, "rows"_a)
+      .def(
+          "set_bias",
+          [](Program& p, int page, int layer, int head, Array<float> values) {
+            if (values.shape(0) != kPageRows)
+              throw std::invalid_argument("set_bias: needs a value for each of 16 lines");
+            p.pages().set_bias(page, layer, head, values.data());
+          },
+          "page"_a, "layer"_a, "head"_a, "values"_a)
       .def("read_page", &read_page, "page"_a)
       .def("write_page", &write_page, "page"_a, "data"_a);
 

@@ -99,9 +99,9 @@ class AttentionOp final : public Op {
  private:
   // Beyond so many tiles a thread, whole tiles balance well enough.
   static constexpr int kTilesToDivide = 4;
-  // What must be gained, in units of cost, to pay for a barrier and for weights that several threads compute: about
-  // two microseconds.
-  static constexpr int64_t kCostOfDividing = 1500;
+  // What must be gained, in units of cost, to pay for a barrier and for weights that several threads compute: some
+  // five microseconds.
+  static constexpr int64_t kCostOfDividing = 4000;
 
   static constexpr int kRowsAhead = 4;
 
@@ -120,7 +120,7 @@ class AttentionOp final : public Op {
         most = std::max(most, load);
         before += s.cost;
       }
-      divided_ = most - total_ / threads > std::max(kCostOfDividing, most / 16);
+      divided_ = most - total_ / threads > std::max(kCostOfDividing, most / 8);
     }
 
     int owner(int64_t before, const AttentionShare& s) const {
@@ -188,6 +188,8 @@ class AttentionOp final : public Op {
       to.key_scale = reinterpret_cast<float*>(page + pages.key_scale_offset(spec_.layer, head)) + to.line;
       to.value_scale = reinterpret_cast<float*>(page + pages.value_scale_offset(spec_.layer, head)) + to.line;
     }
+    // Whoever had the line before may have left something there.
+    if (pages.biased()) reinterpret_cast<float*>(page + pages.bias_offset(spec_.layer, head))[to.line] = 0.0f;
     p.kernels().store_kv(pages.format(), to, k, v, spec_.head_dim);
   }
 
@@ -227,6 +229,8 @@ class AttentionOp final : public Op {
       item.key_scale_offset = pages.key_scale_offset(spec_.layer, s.kv_head);
       item.value_scale_offset = pages.value_scale_offset(spec_.layer, s.kv_head);
     }
+    item.biased = pages.biased();
+    if (item.biased) item.bias_offset = pages.bias_offset(spec_.layer, s.kv_head);
     item.softcap = spec_.softcap;
     item.scratch = query + kAttentionTile * kAttentionStride;
     item.products = p.attention_products() + s.products;

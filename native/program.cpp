@@ -42,7 +42,7 @@ Turn::~Turn() { team_.give_back(); }
 
 Program::Program(const ProgramOptions& options, const std::vector<KvShape>& kv, std::shared_ptr<Team> team)
     : options_(checked(options, kv)),
-      pages_(options.kv_pages, kv, options.kv_format),
+      pages_(options.kv_pages, kv, options.kv_format, options.kv_bias),
       lines_written_(static_cast<size_t>(options.kv_pages)),
       team_(team != nullptr ? std::move(team) : std::make_shared<Team>(options.threads)) {
   if (options_.tokens == 0) options_.tokens = options_.vocab;

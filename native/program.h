@@ -77,6 +77,7 @@ struct ProgramOptions {
   int vocab = 0;  // logits of a row
   int kv_pages = 0;
   KvFormat kv_format = KvFormat::BF16;
+  bool kv_bias = false;  // pages have a number per row and KV head that is added to scores
   LinearTuning tuning;
   int tokens = 0;  // token ids that rows may have; 0: as many as logits
 };

@@ -49,15 +49,10 @@ struct Q8 {
   static TENFOLD_INLINE VF get(const int8_t* p) { return to_float(load_int8(p)); }
 };
 
-// Fetches what one iteration will read: cache lines, or the one that begins at p.
+// Fetches what one iteration will read; a line that several iterations share is asked for by each, which costs little.
 template <size_t Bytes, class E>
 TENFOLD_INLINE void fetch(const E* p) {
-  const uint8_t* line = reinterpret_cast<const uint8_t*>(p);
-  if constexpr (Bytes < 32) {
-    if ((reinterpret_cast<uintptr_t>(p) & 63) == 0) __builtin_prefetch(line, 0, 3);
-  } else {
-    for (size_t i = 0; i < Bytes; i += 64) __builtin_prefetch(line + i, 0, 3);
-  }
+  for (size_t i = 0; i < Bytes; i += 64) __builtin_prefetch(reinterpret_cast<const uint8_t*>(p) + i, 0, 3);
 }
 
 // The highest of each of N rows of 16, in lanes 0 .. N - 1.
@@ -197,6 +192,11 @@ struct Block {
     alignas(64) float peaks[P][16];
     for (int g = 0; g < P; ++g) {
       const int row = (index + g) * kPageRows;
+      if (item.scaled) {
+        const uint8_t* next = page(std::min(P + g, pages() - 1 - index));
+        fetch<64>(next + item.key_scale_offset);
+        fetch<64>(next + item.value_scale_offset);
+      }
       if (item.scaled || item.biased || item.softcap > 0.0f || row < begins || row + kPageRows > ends)
         adjust(page(g), row, scores + g * N);
     }
@@ -326,6 +326,9 @@ struct Block {
       int d = begin;
       for (; d + kWide * kLanes <= end; d += kWide * kLanes)
         add_values<T, P, kWide>(views, index * kPageRows, d, scores, corrections);
+      if constexpr (kWide > 2)
+        for (; d + 2 * kLanes <= end; d += 2 * kLanes)
+          add_values<T, P, 2>(views, index * kPageRows, d, scores, corrections);
       if constexpr (kWide > 1)
         for (; d < end; d += kLanes) add_values<T, P, 1>(views, index * kPageRows, d, scores, corrections);
     });

@@ -45,6 +45,7 @@ class Program:
         kv_pages: int,
         kv_format: str,
         kv: list[tuple[int, int]],
+        kv_bias: bool = ...,
     ) -> Program: ...
     def __getattr__(self, name: str) -> Any: ...
 

@@ -20,7 +20,7 @@ from tests.helpers.native_programs import FORMATS, LEVELS, FormatName, logits_of
 from tests.helpers.tiny_models import CONFIGS
 
 MODELS = {name: tiny_model(CONFIGS[name]) for name in ("llama", "gemma3-one-kv-head")}
-TOLERANCE = {"f32": 1e-5, "bf16": 1e-3, "q8": 0.02, "q4": 0.02}
+TOLERANCE = {"f32": 1e-5, "bf16": 1e-3, "q8": 0.03, "q4": 0.03}
 """As in test_native_oracle.py."""
 
 

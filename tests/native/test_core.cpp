@@ -175,8 +175,9 @@ class Weights {
 // the last panel partly empty.
 class Model {
  public:
-  Model(Layout layout, const std::string& isa, int threads, KvFormat kv_format, bool broken = false)
-      : program_({kernels_of(isa), threads, kMaxRows, kMaxWanted, kVocab, kPages, kv_format},
+  Model(Layout layout, const std::string& isa, int threads, KvFormat kv_format, bool broken = false,
+        bool kv_bias = false)
+      : program_({kernels_of(isa), threads, kMaxRows, kMaxWanted, kVocab, kPages, kv_format, kv_bias},
                  {{kKvHeads, kDim}, {kKvHeads, kDim}}),
         weights_(program_, layout) {
     Program& p = program_;
@@ -290,7 +291,7 @@ void test_formats() {
     std::vector<float> wanted;
     for (const std::string& isa : isa_levels())
       for (int threads = 1; threads <= 4; ++threads) {
-        Model model(layout, isa, threads, kv);
+        Model model(layout, isa, threads, kv, false, layout.minimum);
         if (wanted.empty()) wanted = found_by(model, true);
         for (const float x : wanted) CHECK(std::isfinite(x));
         CHECK(*std::max_element(wanted.begin(), wanted.end()) > *std::min_element(wanted.begin(), wanted.end()));
@@ -301,6 +302,37 @@ void test_formats() {
             CHECK(found_by(model, false) == wanted);
           }
         }
+      }
+  }
+}
+
+// Far into a context threads divide tiles. The table comes back to the same pages again and again.
+void test_deep() {
+  Ints table;
+  for (int i = 0; i < 300; ++i) table.push_back(kLongTable[static_cast<size_t>(i % 4)]);
+  table.push_back(2);
+  for (const KvFormat kv : {KvFormat::BF16, KvFormat::F32, KvFormat::Q8}) {
+    std::vector<float> wanted;
+    for (const std::string& isa : isa_levels())
+      for (int threads = 1; threads <= 4; ++threads) {
+        Model model({Format::Q8, 32, false, false}, isa, threads, kv, false, true);
+        model.spoil();
+        Step().part(kLong, 0, 40, kLongTable, false).run(*model);
+        Step().part(kLong, 40, 24, kLongTable, false).run(*model);
+        std::vector<float> bias(16, -1.0f);
+        bias[3] = -INFINITY;
+        model->pages().set_bias(kLongTable[1], 0, 1, bias.data());
+        Step step;
+        step.tokens = step.positions = {1, 2, 3};
+        step.row_offsets.push_back(3);
+        step.cached.push_back(300 * 16);
+        step.pages = table;
+        step.page_offsets.push_back(301);
+        for (int row = 0; row < 3; ++row) step.want(row);
+        step.run(*model);
+        if (wanted.empty()) wanted = step.logits;
+        for (const float x : wanted) CHECK(std::isfinite(x));
+        CHECK(step.logits == wanted);
       }
   }
 }
@@ -437,6 +469,14 @@ void test_batches_that_lie() {
   REFUSED(model->pages().copy_rows(-1, 0, 1));
   REFUSED(model->pages().copy_rows(0, 1, 17));
   model->pages().copy_rows(1, 1, 16);
+  const std::vector<float> zeros(16), endless(16, INFINITY);
+  REFUSED(model->pages().set_bias(0, 0, 0, zeros.data()));
+  Model biased({Format::F32, 0, false, false}, isa_levels().front(), 1, KvFormat::BF16, false, true);
+  biased->pages().set_bias(kPages - 1, 1, kKvHeads - 1, zeros.data());
+  REFUSED(biased->pages().set_bias(kPages, 0, 0, zeros.data()));
+  REFUSED(biased->pages().set_bias(0, 2, 0, zeros.data()));
+  REFUSED(biased->pages().set_bias(0, 0, kKvHeads, zeros.data()));
+  REFUSED(biased->pages().set_bias(0, 0, 0, endless.data()));
   REFUSED(model->fix_threads(3));
   REFUSED(model->add_value(16, false));
 }
@@ -735,6 +775,7 @@ int main() {
       {"shrinking", test_shrinking},
       {"teams", test_teams},
       {"formats", test_formats},
+      {"deep", test_deep},
       {"broken activations", test_broken_activations},
       {"sampling", test_sampling},
       {"batches that lie", test_batches_that_lie},

@@ -315,12 +315,12 @@ def test_a_stop_while_the_model_loads(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    from tests.helpers.server_process import ROOT
+    from tests.helpers.server_process import BUILDER, ROOT
 
     config = {"model": json.dumps({"load_s": 30}), "port": 0}
     code = "from tests.helpers.server_process import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, json.dumps(config)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, json.dumps(config), BUILDER], cwd=ROOT, stderr=subprocess.PIPE, text=True
     )
     with process:
         time.sleep(1.5)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tenfold import _native
 from tenfold.backends.base import (
     CompileOptions,
+    Floats,
     FormatName,
     Int32s,
     IsaName,
@@ -68,6 +71,7 @@ class NativeBackend:
             kv_pages=options.kv_pages,
             kv_format=kv_format,
             kv=[(kv.heads, kv.head_dim) for kv in graph.kv],
+            kv_bias=options.kv_bias,
         )
         weights = Weights(core, checkpoint, options.format)
         lowering = Lowering(core, fused, weights, taps=taps, fused=options.fused)
@@ -190,6 +194,14 @@ class NativeProgram:
     def write_page(self, page: int, data: bytes) -> None:
         """Overwrites a page."""
         self._core.write_page(page, data)
+
+    def set_bias(self, page: int, layer: int, head: int, values: Floats) -> None:
+        """What is added to the scores of a KV head's 16 lines of a page; see `CompileOptions.kv_bias`.
+
+        Values are numbers below infinity; -inf hides a line. A line that a step writes has 0 again. Raises
+        ValueError for a page, layer or head that is not there, and where the program has no biases.
+        """
+        self._core.set_bias(page, layer, head, np.ascontiguousarray(values, np.float32))
 
     def close(self) -> None:
         """Stops the threads and frees the memory."""

@@ -35,10 +35,12 @@ class Target(NamedTuple):
     speculator: Speculator | None
 
 
-def kv_page_bytes(graph: Graph, kv_format: str) -> int:
-    """Bytes of a page in ``bf16``, ``f32`` or ``q8`` (a scale per row and head): K and V of all layers."""
+def kv_page_bytes(graph: Graph, kv_format: str, kv_bias: bool = False) -> int:
+    """Bytes of a page in ``bf16``, ``f32`` or ``q8`` (a scale per row and head): K and V of all layers, and a
+    bias per row and KV head if asked for."""
     element, extra = {"bf16": (2, 0), "f32": (4, 0), "q8": (1, 4)}[kv_format]
-    return sum(2 * kv.heads * (kv.head_dim * element + extra) for kv in graph.kv) * PAGE_ROWS
+    bias = 4 if kv_bias else 0
+    return sum(kv.heads * (2 * (kv.head_dim * element + extra) + bias) for kv in graph.kv) * PAGE_ROWS
 
 
 def _no_taps(graph: Graph, checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -34,13 +34,20 @@ def rotate(x: Tensor, positions: Tensor, rope: Rope) -> Tensor:
 
 
 def attend(
-    q: Tensor, keys: Tensor, values: Tensor, first_row: int, scale: float, softcap: float, window: int
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    first_row: int,
+    scale: float,
+    softcap: float,
+    window: int,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of one sequence.
 
     ``q`` is ``[rows, heads, head_dim]``; ``keys`` and ``values`` are the cache, ``[cached, kv_heads,
-    head_dim]``, the step's own rows included; row ``i`` of ``q`` is cache row ``first_row + i``. Returns
-    ``[rows, heads * head_dim]``.
+    head_dim]``, the step's own rows included; row ``i`` of ``q`` is cache row ``first_row + i``. ``bias``,
+    ``[cached, kv_heads]``, is added to the scores (after the soft cap). Returns ``[rows, heads * head_dim]``.
     """
     rows, heads, head_dim = q.shape
     cached, kv_heads, _ = keys.shape
@@ -48,6 +55,8 @@ def attend(
     scores = torch.einsum("rkgd,ckd->kgrc", grouped, keys) * scale
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias.T[:, None, None, :]
     own = torch.arange(first_row, first_row + rows)[:, None]
     other = torch.arange(cached)[None, :]
     visible = other <= own

@@ -73,6 +73,11 @@ class TorchBackend:
             torch.zeros((options.kv_pages, 2, PAGE_ROWS, kv.heads, kv.head_dim), dtype=self._dtype)
             for kv in graph.kv
         ]
+        biases = [
+            torch.zeros((options.kv_pages, PAGE_ROWS, kv.heads), dtype=self._dtype)
+            for kv in graph.kv
+            if options.kv_bias
+        ]
         info = ProgramInfo(
             backend=self.name,
             threads=torch.get_num_threads(),
@@ -85,11 +90,11 @@ class TorchBackend:
             max_context=graph.max_context,
             kv_pages=options.kv_pages,
             kv_format="bf16" if self._kv_bf16 else str(self._dtype).removeprefix("torch."),
-            page_bytes=sum(pool[0].numel() * pool.element_size() for pool in pools),
+            page_bytes=sum(pool[0].numel() * pool.element_size() for pool in [*pools, *biases]),
             weight_bytes=sum(report.bytes for report in reports),
             weights=tuple(reports),
         )
-        return TorchProgram(graph, weights, pools, info, self._kv_bf16, options.taps)
+        return TorchProgram(graph, weights, pools, biases, info, self._kv_bf16, options.taps)
 
     def compile_recurrent(
         self,
@@ -117,13 +122,15 @@ class TorchBackend:
 
 
 class TorchProgram:
-    """A graph, its weights ``[out, in]``, and a pool ``[pages, K or V, 16, heads, head_dim]`` per layer."""
+    """A graph, its weights ``[out, in]``, and a pool ``[pages, K or V, 16, heads, head_dim]`` per layer; with
+    biases, ``[pages, 16, heads]`` per layer too."""
 
     def __init__(
         self,
         graph: Graph,
         weights: dict[str, Tensor],
         pools: list[Tensor],
+        biases: list[Tensor],
         info: ProgramInfo,
         kv_bf16: bool,
         taps: tuple[str, ...],
@@ -132,6 +139,7 @@ class TorchProgram:
         self._graph = graph
         self._weights = weights
         self._pools = pools
+        self._biases = biases
         self._kv_bf16 = kv_bf16
         self._taps = taps
 
@@ -177,11 +185,21 @@ class TorchProgram:
             raise ValueError(f"a page has {PAGE_ROWS} rows, not {rows}")
         for pool in self._pools:
             pool[target, :, :rows] = pool[source, :, :rows]
+        for bias in self._biases:
+            bias[target, :rows] = bias[source, :rows]
+
+    def set_bias(self, page: int, layer: int, head: int, values: Floats) -> None:
+        """What is added to the scores of a KV head's 16 lines of a page; see `CompileOptions.kv_bias`."""
+        self._check_page(page)
+        if not self._biases:
+            raise ValueError("the program was compiled without kv_bias")
+        self._biases[layer][page, :, head] = torch.from_numpy(values).to(self._biases[layer].dtype)
 
     def read_page(self, page: int) -> bytes:
-        """The page's bytes: by layer, K then V, ``[16, heads, head_dim]``, in the program's precision."""
+        """The page's bytes: by layer, K then V, ``[16, heads, head_dim]``, in the program's precision; then
+        biases, if there are any, by layer, ``[16, heads]``."""
         self._check_page(page)
-        return b"".join(pool[page].numpy().tobytes() for pool in self._pools)
+        return b"".join(pool[page].numpy().tobytes() for pool in [*self._pools, *self._biases])
 
     def write_page(self, page: int, data: bytes) -> None:
         """Overwrites a page."""
@@ -189,7 +207,7 @@ class TorchProgram:
         if len(data) != self.info.page_bytes:
             raise ValueError(f"a page has {self.info.page_bytes} bytes, not {len(data)}")
         offset = 0
-        for pool in self._pools:
+        for pool in [*self._pools, *self._biases]:
             target = pool[page].numpy()
             part = np.frombuffer(data, dtype=target.dtype, count=target.size, offset=offset)
             target[...] = part.reshape(target.shape)
@@ -199,6 +217,7 @@ class TorchProgram:
         """Frees the memory; the program must not be used afterwards."""
         self._weights.clear()
         self._pools.clear()
+        self._biases.clear()
 
     def _check_page(self, page: int) -> None:
         if not 0 <= page < self.info.kv_pages:
@@ -224,15 +243,20 @@ class TorchProgram:
             kept = rows.to(torch.bfloat16).to(rows.dtype) if self._kv_bf16 else rows
             shaped = kept.reshape(len(lines), op.kv.heads, op.kv.head_dim)
             pool[lines // PAGE_ROWS, half, lines % PAGE_ROWS] = shaped
+        biases = self._biases[op.kv.layer] if self._biases else None
+        if biases is not None:
+            biases[lines // PAGE_ROWS, lines % PAGE_ROWS] = 0
         output = torch.empty_like(inputs[0])
         for s, cached in enumerate(batch.cached_rows.tolist()):
             rows = slice(int(batch.row_offsets[s]), int(batch.row_offsets[s + 1]))
             pages = batch.pages[batch.page_offsets[s] : batch.page_offsets[s + 1]]
-            table = pool[torch.from_numpy(pages).long()].transpose(0, 1)
-            keys, values = table.reshape(2, -1, op.kv.heads, op.kv.head_dim)[
-                :, : cached + rows.stop - rows.start
-            ]
-            output[rows] = functions.attend(q[rows], keys, values, cached, op.scale, op.softcap, op.kv.window)
+            used = torch.from_numpy(pages).long()
+            seen = cached + rows.stop - rows.start
+            keys, values = pool[used].transpose(0, 1).reshape(2, -1, op.kv.heads, op.kv.head_dim)[:, :seen]
+            bias = None if biases is None else biases[used].reshape(-1, op.kv.heads)[:seen]
+            output[rows] = functions.attend(
+                q[rows], keys, values, cached, op.scale, op.softcap, op.kv.window, bias
+            )
         return output
 
 
