@@ -607,6 +607,12 @@ void test_drafts() {
   }
 }
 
+ProgramOptions head_options(int threads) {
+  ProgramOptions options{kernels_of("portable"), threads, 2, 2, 16, 1, KvFormat::BF16};
+  options.tokens = 16;
+  return options;
+}
+
 void test_drafts_that_lie() {
   Model model({Format::Q8, 32, false, false}, isa_levels().front(), 2, KvFormat::BF16);
   Head head({Format::Q8, 32, false, false}, isa_levels().front(), 2, model->shared_team());
@@ -652,12 +658,12 @@ void test_drafts_that_lie() {
   Step().part(kShort, 0, 2, {0}).run(*model);
   CHECK(good().run(head).drawn == wanted.drawn);
   Unroll none;
-  Recurrent unfinished({kernels_of("portable"), 1, 2, 2, 16, 1, KvFormat::BF16, 16}, Ints(16), nullptr);
+  Recurrent unfinished(head_options(1), Ints(16), nullptr);
   REFUSED(unfinished.unroll(none));
   REFUSED(unfinished.end_first(0, 0));
-  REFUSED(Recurrent({kernels_of("portable"), 1, 2, 2, 16, 1, KvFormat::BF16, 16}, Ints(16, 16), nullptr));
-  REFUSED(Recurrent({kernels_of("portable"), 1, 2, 2, 16, 1, KvFormat::BF16, 16}, Ints(15), nullptr));
-  REFUSED(Recurrent({kernels_of("portable"), 3, 2, 2, 16, 1, KvFormat::BF16, 16}, Ints(16), model->shared_team()));
+  REFUSED(Recurrent(head_options(1), Ints(16, 16), nullptr));
+  REFUSED(Recurrent(head_options(1), Ints(15), nullptr));
+  REFUSED(Recurrent(head_options(3), Ints(16), model->shared_team()));
 }
 
 void test_teams() {
