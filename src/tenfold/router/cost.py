@@ -16,7 +16,7 @@ It is what the request adds to the waiting of everyone, itself included:
 Because all is in seconds, the known evils of cache-aware routing are priced: a short prefix that everyone
 shares is worth only the milliseconds it saves, less than a queue; a long conversation stays where it is until
 the queue there is longer than its prefill; and a copy of it elsewhere is charged for what it displaces. The
-two weights were chosen by simulation (docs/routing.md).
+two weights were chosen by simulation.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class WorkerTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def mocker_timing(total_tokens: int) -> WorkerTiming:
     """The built-in timing of Dynamo's mocker (ai-dynamo-runtime 1.6.1) for a worker whose cache holds
-    ``total_tokens``: measured by replaying single requests, and exact to a nanosecond (docs/routing.md)."""
+    ``total_tokens``: measured by replaying single requests, and exact to a nanosecond."""
     return WorkerTiming(
         chunk_tokens=8192,
         prefill_step=16.50142e-3,
