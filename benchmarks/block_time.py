@@ -56,7 +56,7 @@ class NativeTime(NamedTuple):
 
 
 def native_time(drafter: Path, data: Data) -> tuple[NativeTime, HeadConfig]:
-    """Times the head in this folder, case by case in turns; its sizes too. Raises CheckpointError, ValueError."""
+    """Times the head in this folder, in turns; its sizes. Raises CheckpointError, ValueError."""
     folder = open_drafter(drafter, data.target)
     try:
         config = folder.description.head
