@@ -3,7 +3,8 @@
 import pytest
 
 from tenfold.protocol import KVEvents, PagesStored
-from tenfold.router.base import POLICIES, Overdue, Policy, RouterConfig, RouteRequest, Silent
+from tenfold.router.base import Overdue, RouterConfig, RouteRequest, Silent
+from tenfold.router.policies import POLICIES, Policy
 from tenfold.router.router import Router
 from tenfold.router.timing import mocker_timing
 

@@ -12,7 +12,7 @@ from tenfold.bench.simulate import Simulation
 from tenfold.bench.simulate_base import Run, SimulationConfig
 from tenfold.bench.simulate_faults import random_faults
 from tenfold.cli import main
-from tenfold.router.base import Policy
+from tenfold.router.policies import Policy
 from tenfold.router.timing import mocker_timing
 
 PAGES, PAGE_TOKENS = 128, 512

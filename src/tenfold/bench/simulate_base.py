@@ -10,7 +10,7 @@ from tenfold.bench.simulate_cache import Eviction
 from tenfold.bench.simulate_faults import Fault
 from tenfold.bench.simulate_worker import SimulatedWorker
 from tenfold.protocol import LoadSnapshot
-from tenfold.router.base import Policy
+from tenfold.router.policies import Policy
 from tenfold.router.router import Router
 from tenfold.router.timing import WorkerTiming
 

@@ -10,7 +10,7 @@ import click
 
 from tenfold.bench.simulate_cache import Eviction
 from tenfold.cli.options import say
-from tenfold.router.base import POLICIES, Policy
+from tenfold.router.policies import POLICIES, Policy
 
 
 @click.command()

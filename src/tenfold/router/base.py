@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
+from tenfold.router.policies import Policy
 from tenfold.router.timing import WorkerTiming
-
-Policy = Literal["cache-aware", "least-loaded", "prefix-only", "round-robin", "random"]
-POLICIES: tuple[Policy, ...] = ("cache-aware", "least-loaded", "prefix-only", "round-robin", "random")
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 
-from tenfold.router.base import Policy
 from tenfold.router.books import Books, Ints
 from tenfold.router.cost import Costs
+from tenfold.router.policies import Policy
 
 
 class Chooser:
