@@ -27,11 +27,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A worker that says nothing for this long is reported as silent."""
     late_factor: float = 10.0
     late_floor_s: float = 5.0
-    """A request is overdue when ``late_floor_s`` plus ``late_factor`` times the expected seconds until its
-    first token have passed: before the first token, without any progress of its worker; later, without a
-    token."""
+    """A request is overdue when neither it nor its worker has made any progress for ``late_floor_s`` plus
+    ``late_factor`` times the seconds that its first token was expected to take."""
     lost_s: float = 120.0
-    """A first token is overdue after this long whatever its worker does otherwise."""
+    """A request is overdue after this long without a token, whatever its worker does otherwise."""
 
 
 class RouteRequest(msgspec.Struct, frozen=True):

@@ -33,7 +33,8 @@ class InFlight:
     """Seconds that its own prefill is expected to take."""
     begins: float
     """When that is expected to begin."""
-    routed: float
+    moved: float
+    """When it was routed, or its newest token came."""
     patience: float
     """How long it may show no progress."""
     deadline: float

@@ -1,4 +1,4 @@
-"""The names of the policies, for those who ask for one and need nothing else of the router."""
+"""The names of the routing policies. Apart, since the command line reads them and must be quick."""
 
 from __future__ import annotations
 

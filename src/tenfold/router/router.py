@@ -225,15 +225,15 @@ class Router:
         for request in [name for name, flight in self._flights.items() if now >= flight.deadline]:
             flight = self._flights[request]
             worker = self._by_slot[flight.slot]
-            # Where others get on, a request may wait its turn, but not for ever.
-            renewed = min(worker.moved + flight.patience, flight.routed + self.config.lost_s)
-            if not flight.decoding and now < renewed:
+            # Where others get on, a request may wait its turn (again, if it was preempted), but not for ever.
+            renewed = min(worker.moved + flight.patience, flight.moved + self.config.lost_s)
+            if now < renewed:
                 flight.deadline = renewed
                 continue
             what = "no token" if flight.decoding else "no first token"
             self.counts.overdue += 1
             self._forget(request, now)
-            actions.append(Overdue(request, worker.name, f"{what} for {flight.patience:.1f} s"))
+            actions.append(Overdue(request, worker.name, f"{what} for {now - flight.moved:.1f} s"))
         return actions
 
     def next_tick(self) -> float:
@@ -336,7 +336,7 @@ class Router:
             self.counts.strays += 1
             return None
         worker = self._by_slot[flight.slot]
-        worker.heard = worker.moved = now
+        worker.heard = worker.moved = flight.moved = now
         flight.deadline = now + flight.patience
         return flight
 
