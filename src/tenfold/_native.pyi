@@ -22,5 +22,6 @@ class Program:
         kv_pages: int,
         kv_format: str,
         kv: list[tuple[int, int]],
+        kv_bias: bool = ...,
     ) -> Program: ...
     def __getattr__(self, name: str) -> Any: ...
