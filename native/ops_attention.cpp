@@ -4,6 +4,7 @@
 #include "program.h"
 
 namespace tenfold {
+
 class AttentionOp final : public Op {
  public:
   AttentionOp(int input, AttentionSpec spec, int output) : input_(input), spec_(spec), output_(output) {}
@@ -18,8 +19,8 @@ class AttentionOp final : public Op {
     // With one row a sequence, and a KV head's query heads in one tile, a tile reads no K or V of this step but its
     // own.
     independent_ = b.rows == b.sequences && group <= kAttentionTile;
-    size_t products = 0;
     total_ = 0;
+    products_ = 0;
     for (int s = 0; s < b.sequences; ++s)
       for (int row = b.row_offsets[s]; row < b.row_offsets[s + 1]; row += tile_rows) {
         const int rows = std::min(tile_rows, b.row_offsets[s + 1] - row);
@@ -28,17 +29,16 @@ class AttentionOp final : public Op {
             const int heads = std::min(tile_heads, group - h);
             const int last = p.cache_row(row + rows - 1) + 1;
             const int first = spec_.window > 0 ? std::max(0, p.cache_row(row) + 1 - spec_.window) : 0;
-            AttentionShare tile{s, row, rows, kv, kv * group + h, heads, 0, 0, 0, products};
-            tile.first_page = first / kPageRows;
-            tile.pages = (last + kPageRows - 1) / kPageRows;
-            tile.cost = static_cast<int64_t>(last - first) * (rows * heads + 1) + 32;
-            products += static_cast<size_t>(tile.pages) * kPageRows * static_cast<size_t>(rows * heads);
-            shares_.push_back(tile);
-            total_ += tile.cost;
+            const int first_page = first / kPageRows, pages = (last + kPageRows - 1) / kPageRows;
+            const int64_t cost = static_cast<int64_t>(last - first) * (rows * heads + 1) + 32;
+            shares_.push_back({s, row, rows, kv, kv * group + h, heads, first_page, pages, cost});
+            total_ += cost;
+            products_ = std::max(products_, static_cast<size_t>(pages) * kPageRows * static_cast<size_t>(rows * heads));
           }
       }
-    divisible_ = static_cast<int>(shares_.size()) <= kTilesToDivide * p.options().threads && total_ > kCostOfDividing;
-    if (divisible_) p.reserve_attention(products);
+    const int tiles = static_cast<int>(shares_.size()), threads = p.options().threads;
+    divisible_ = tiles <= kTilesToDivide * threads && total_ > kCostOfDividing;
+    if (divisible_) p.reserve_attention(products_ * static_cast<size_t>(std::min(tiles, threads - 1)));
   }
 
   bool run(Program& p, int thread) override {
@@ -53,46 +53,10 @@ class AttentionOp final : public Op {
       if (!p.team().barrier(thread)) return false;
     }
     const Cut cut(*this, p.team().size());
-    int64_t before = 0;
-    for (size_t i = 0; i < shares_.size(); before += shares_[i++].cost) {
-      const AttentionShare& s = shares_[i];
-      if (cut.divides(before, s)) {
-        const Range pages = cut.pages(before, s, thread);
-        if (pages.begin == pages.end) continue;
-        // The row of this step lies in the last page.
-        if (independent_ && pages.end == s.pages) store(p, s.row, s.kv_head);
-        attend(p, s, thread, [&](const AttentionItem& item) {
-          p.kernels().attention_products(p.pages().format(), item, pages.begin, pages.end);
-        });
-      } else if (cut.owner(before, s) == thread) {
-        if (independent_) store(p, s.row, s.kv_head);
-        attend(p, s, thread, [&](const AttentionItem& item) { p.kernels().attention(p.pages().format(), item); });
-      }
-    }
-    if (!cut.any()) return true;
+    const int divided = visit_tiles(p, cut, thread);
+    if (divided == 0) return true;
     if (!p.team().barrier(thread)) return false;
-    // Results of the divided tiles, in stretches of 16 elements. The team may have become smaller.
-    const int stretches = spec_.head_dim / 16;
-    int divided = 0;
-    before = 0;
-    for (const AttentionShare& s : shares_) {
-      divided += cut.divides(before, s);
-      before += s.cost;
-    }
-    const Range mine = share(divided * stretches, thread, p.team().size());
-    before = 0;
-    divided = 0;
-    for (const AttentionShare& s : shares_) {
-      const bool here = cut.divides(before, s);
-      before += s.cost;
-      if (!here) continue;
-      const int begin = std::max(0, mine.begin - divided * stretches) * 16;
-      const int end = std::min(stretches, mine.end - divided * stretches) * 16;
-      ++divided;
-      if (begin < end)
-        attend(p, s, thread,
-               [&](const AttentionItem& item) { p.kernels().attention_values(p.pages().format(), item, begin, end); });
-    }
+    finish_tiles(p, cut, divided, thread);
     return true;
   }
 
@@ -102,7 +66,6 @@ class AttentionOp final : public Op {
   // What must be gained, in units of cost, to pay for a barrier and for weights that several threads compute: some
   // five microseconds.
   static constexpr int64_t kCostOfDividing = 4000;
-
   static constexpr int kRowsAhead = 4;
 
   // Who does what: threads have equal parts of the total cost. A tile belongs to the thread in whose part its middle
@@ -126,7 +89,6 @@ class AttentionOp final : public Op {
     int owner(int64_t before, const AttentionShare& s) const {
       return static_cast<int>((before + s.cost / 2) * threads_ / total_);
     }
-    bool any() const { return divided_; }
     // Whether a border between two threads goes through the tile.
     bool divides(int64_t before, const AttentionShare& s) const {
       return divided_ && before * threads_ / total_ != ((before + s.cost) * threads_ - 1) / total_;
@@ -145,6 +107,49 @@ class AttentionOp final : public Op {
     const int threads_;
     bool divided_ = false;
   };
+
+  // The thread's tiles, and the products of its part of those that are divided. Returns how many are.
+  int visit_tiles(Program& p, const Cut& cut, int thread) const {
+    const KvFormat format = p.pages().format();
+    int64_t before = 0;
+    int divided = 0;
+    for (const AttentionShare& s : shares_) {
+      if (cut.divides(before, s)) {
+        const Range pages = cut.pages(before, s, thread);
+        // The row of this step lies in the last page.
+        if (independent_ && pages.begin < pages.end && pages.end == s.pages) store(p, s.row, s.kv_head);
+        if (pages.begin < pages.end)
+          attend(p, s, thread, divided, [&](const AttentionItem& item) {
+            p.kernels().attention_products(format, item, pages.begin, pages.end);
+          });
+        ++divided;
+      } else if (cut.owner(before, s) == thread) {
+        if (independent_) store(p, s.row, s.kv_head);
+        attend(p, s, thread, 0, [&](const AttentionItem& item) { p.kernels().attention(format, item); });
+      }
+      before += s.cost;
+    }
+    return divided;
+  }
+
+  // Results of the divided tiles, in stretches of 16 elements. The team may have become smaller since they were cut.
+  void finish_tiles(Program& p, const Cut& cut, int divided, int thread) const {
+    const int stretches = spec_.head_dim / 16;
+    const Range mine = share(divided * stretches, thread, p.team().size());
+    int64_t before = 0;
+    int index = 0;
+    for (const AttentionShare& s : shares_) {
+      const bool here = cut.divides(before, s);
+      before += s.cost;
+      if (!here) continue;
+      const int begin = std::max(0, mine.begin - index * stretches) * 16;
+      const int end = std::min(stretches, mine.end - index * stretches) * 16;
+      if (begin < end)
+        attend(p, s, thread, index,
+               [&](const AttentionItem& item) { p.kernels().attention_values(p.pages().format(), item, begin, end); });
+      ++index;
+    }
+  }
 
   void fetch_line(Program& p, int row, int head) const {
     const Value& in = p.value(input_);
@@ -193,10 +198,10 @@ class AttentionOp final : public Op {
     p.kernels().store_kv(pages.format(), to, k, v, spec_.head_dim);
   }
 
-  // Turns the tile's queries and calls work(item). An item of a divided tile that has its products needs no queries,
-  // but they are few.
+  // Turns the tile's queries and calls work(item). `divided`: which of the divided tiles it is, if it is one. One that
+  // has its products needs no queries, but they are few.
   template <class F>
-  void attend(Program& p, const AttentionShare& s, int thread, F work) const {
+  void attend(Program& p, const AttentionShare& s, int thread, int divided, F work) const {
     const Value& in = p.value(input_);
     const Value& out = p.value(output_);
     float* output[kAttentionTile];
@@ -233,7 +238,7 @@ class AttentionOp final : public Op {
     if (item.biased) item.bias_offset = pages.bias_offset(spec_.layer, s.kv_head);
     item.softcap = spec_.softcap;
     item.scratch = query + kAttentionTile * kAttentionStride;
-    item.products = p.attention_products() + s.products;
+    item.products = divisible_ ? p.attention_products() + products_ * static_cast<size_t>(divided) : nullptr;
     item.product_pages = s.pages;
     work(item);
   }
@@ -243,6 +248,7 @@ class AttentionOp final : public Op {
   const int output_;
   std::vector<AttentionShare> shares_;
   int64_t total_ = 0;
+  size_t products_ = 0;  // floats, of the tile that has most
   bool independent_ = false, divisible_ = false;
 };
 

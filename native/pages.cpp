@@ -61,7 +61,7 @@ void KvPages::set_bias(int index, int layer, int head, const float* values) {
 void KvPages::copy_rows(int source, int target, int rows) {
   check_page(source, "copy_rows");
   check_page(target, "copy_rows");
-  if (rows < 0 || rows > kPageRows) throw std::invalid_argument("copy_rows: a page has no such number of rows");
+  if (rows < 0 || rows > kPageRows) throw std::invalid_argument("copy_rows: a page has rows 0 to 16");
   if (source == target) return;
   const uint8_t* from = page(source);
   uint8_t* to = page(target);

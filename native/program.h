@@ -52,7 +52,6 @@ struct AttentionShare {
   int sequence, row, rows, kv_head, head, heads;
   int first_page, pages;  // of the sequence's table: those from first_page to pages - 1 are seen
   int64_t cost;
-  size_t products;  // where its products lie if threads divide it
 };
 
 class Op;

@@ -42,8 +42,8 @@ class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What KV rows are held in. ``q8``: int8 with a scale per row and head. ``auto``: bf16, or f32 with f32
     weights."""
     kv_bias: bool = False
-    """Pages have a float per row and KV head that is added to attention's scores before the softmax: 0 where
-    a step wrote the row, else what ``set_bias`` of the program said. For rows that stand for several."""
+    """Pages have a float per row and KV head that is added to the scores before the softmax: 0 where a step
+    wrote the row, else what ``set_bias`` of the program said. For rows that stand for several."""
     taps: tuple[str, ...] = ()
     """Values of the graph (of all rows, or of the wanted ones) that steps can hand back for wanted rows."""
     fused: bool = True
