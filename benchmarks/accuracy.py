@@ -19,8 +19,8 @@ import torch
 
 from tenfold.backends.base import CompileOptions, Program, StepBatch
 from tenfold.backends.native import NativeBackend
+from tenfold.backends.steps import greedy
 from tenfold.backends.torch.reference import TorchBackend
-from tenfold.bench.stepping import greedy
 from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint

@@ -22,7 +22,6 @@ from tenfold.graph.recurrent import RecurrentGraph
 from tenfold.models.recurrent_head import OUTPUT
 from tenfold.speculate.features import FeatureSet
 from tenfold.speculate.head_data import HeadData, Indices
-from tenfold.speculate.head_loss import EARLY, LATE, position_loss
 from tenfold.speculate.head_replay import HeadReplay
 from tenfold.speculate.head_weights import Standard, rounded
 from tenfold.speculate.train_head import _Training
@@ -126,23 +125,11 @@ class BlockRun(HeadRun):
         context = linear(features, weights["block.keys_values"])
         total: Any = 0.0
         for step in range(1, settings.unroll + 1):
-            drawn = rows + step
             normed = position_state(weights, self.shape, step, state, context, seen, dropped)
-            teacher_state = data.final_states(drawn)
-            found = position_loss(
-                position_logits(weights, step, normed, embedded(drawn - 1)),
-                normed,
-                self._teacher(teacher_state, drawn),
-                teacher_state,
-                data.slots[drawn],
-                data.sampled[drawn],
-                LATE if late else EARLY,
-                settings.temperature,
-            )
+            logits = position_logits(weights, step, normed, embedded(rows + step - 1))
+            found = self._drafted(rows + step, logits, normed, late=late)
             total = total + settings.position_decay ** (step - 1) * found.loss.sum()
-            luck = torch.rand(len(rows), generator=generator)
-            others = torch.rand(len(rows), generator=generator) < settings.other_share
-            goes_on = ((luck < found.accepted) | others).numpy() & (left > step)
+            goes_on = self._goes_on(found.accepted, generator) & (left > step)
             if not goes_on.any():
                 break
             kept = torch.from_numpy(np.flatnonzero(goes_on))

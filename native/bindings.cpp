@@ -77,15 +77,19 @@ Activation activation_of(const std::string& name) {
   throw std::invalid_argument("activation: " + name + " is none of silu, gelu, none");
 }
 
+const Kernels& kernels_for(const std::string& isa) {
+  const Kernels* kernels = kernels_of(isa);
+  if (kernels == nullptr) throw std::invalid_argument("isa: this machine cannot run " + isa);
+  return *kernels;
+}
+
 std::unique_ptr<Program> make_program(const std::string& isa, int threads, int max_rows, int max_logit_rows, int vocab,
                                       int kv_pages, const std::string& kv_format,
                                       const std::vector<std::tuple<int, int>>& kv, bool kv_bias) {
-  const Kernels* kernels = kernels_of(isa);
-  if (kernels == nullptr) throw std::invalid_argument("isa: this machine cannot run " + isa);
   std::vector<KvShape> shapes;
   for (const auto& [heads, dim] : kv) shapes.push_back({heads, dim});
   ProgramOptions options;
-  options.kernels = kernels;
+  options.kernels = &kernels_for(isa);
   options.threads = threads;
   options.max_rows = max_rows;
   options.max_logit_rows = max_logit_rows;
@@ -235,11 +239,9 @@ nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions
 
 std::unique_ptr<Recurrent> make_recurrent(const std::string& isa, int threads, int max_sequences, int vocab_size,
                                           const Array<int32_t>& token_ids, Program* team_of) {
-  const Kernels* kernels = kernels_of(isa);
-  if (kernels == nullptr) throw std::invalid_argument("isa: this machine cannot run " + isa);
   const std::vector<int32_t> ids(token_ids.data(), token_ids.data() + token_ids.shape(0));
   ProgramOptions options;
-  options.kernels = kernels;
+  options.kernels = &kernels_for(isa);
   options.threads = threads;
   options.max_rows = options.max_logit_rows = max_sequences;
   options.vocab = static_cast<int>(ids.size());
@@ -288,17 +290,13 @@ nb::tuple unroll(Recurrent& recurrent, nb::ndarray<const float, nb::ndim<2>, nb:
   return nb::make_tuple(own(drawn.release(), {n, longest}), own(chances.release(), {n, longest}));
 }
 
-void check_page(const Program& program, int page) {
-  if (page < 0 || page >= program.options().kv_pages) throw std::invalid_argument("page out of range");
-}
-
 nb::bytes read_page(Program& program, int page) {
-  check_page(program, page);
+  program.pages().check_page(page, "read_page");
   return nb::bytes(program.pages().page(page), program.pages().page_bytes());
 }
 
 void write_page(Program& program, int page, const nb::bytes& data) {
-  check_page(program, page);
+  program.pages().check_page(page, "write_page");
   if (data.size() != program.pages().page_bytes()) throw std::invalid_argument("write_page: wrong number of bytes");
   std::memcpy(program.pages().page(page), data.c_str(), data.size());
 }
@@ -372,12 +370,11 @@ NB_MODULE(_native, m) {
   m.def(
       "dot_product_peak",
       [](const std::string& isa, int threads, int repeats) {
-        const Kernels* kernels = kernels_of(isa);
-        if (kernels == nullptr || threads < 1 || threads > 1024 || repeats < 1)
-          throw std::invalid_argument(
-              "dot_product_peak: needs a level of this machine, threads 1 to 1024, repeats >= 1");
+        if (threads < 1 || threads > 1024 || repeats < 1)
+          throw std::invalid_argument("dot_product_peak: threads must be 1 to 1024, repeats positive");
+        const Kernels& kernels = kernels_for(isa);
         nb::gil_scoped_release free;
-        return dot_product_peak(*kernels, threads, repeats);
+        return dot_product_peak(kernels, threads, repeats);
       },
       "isa"_a, "threads"_a, "repeats"_a = 5, "Multiplications of two bytes per second, out of registers.");
   m.def(

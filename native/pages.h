@@ -25,6 +25,8 @@ class KvPages {
   int layers() const { return static_cast<int>(layers_.size()); }
   const KvShape& shape(int layer) const { return layers_[static_cast<size_t>(layer)]; }
   uint8_t* page(int index) const { return memory_.data() + page_bytes_ * static_cast<size_t>(index); }
+  // Throws std::invalid_argument, naming `what`, for a page that is not there.
+  void check_page(int index, const char* what) const;
   uint8_t* base() const { return memory_.data(); }
 
   // Within a page: K of a head is [dim][16], V is [16][dim]; in Q8 their scales are [16] each, behind all V of the
@@ -44,7 +46,6 @@ class KvPages {
  private:
   size_t element() const { return format_ == KvFormat::F32 ? 4 : format_ == KvFormat::BF16 ? 2 : 1; }
   size_t codes_of(const KvShape& s) const;
-  void check_page(int index, const char* what) const;
 
   int count_;
   KvFormat format_;

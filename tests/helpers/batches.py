@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from tenfold.backends.base import StepBatch
-from tenfold.bench.stepping import greedy as greedy
+from tenfold.backends.steps import greedy as greedy
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

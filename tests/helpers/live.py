@@ -18,10 +18,11 @@ from tenfold.protocol import EngineSettings
 from tenfold.speculate.build import drafter_taps
 from tenfold.speculate.drafter_folder import save_drafter
 from tenfold.speculate.target import TargetModel
-from tenfold.speculate.trained_head import CostCurve, HeadEvidence, HeadSettings, Replay, TrainedHead
+from tenfold.speculate.trained_head import HeadSettings, TrainedHead
 from tenfold.worker.build import build_target
 from tests.helpers.model_files import random_weights, tiny_config, write_folder
 from tests.helpers.tiny_models import random_weights as graph_weights
+from tests.helpers.toy_drafting import EVIDENCE
 
 BUILDER = "tests.helpers.live:build_quick"
 VOCAB = 96
@@ -31,24 +32,6 @@ QUICK = LearnSettings(
     first_tokens=1600,
     poll_s=0.02,
     head=HeadSettings(epochs=8, batch=64, learning_rate=5e-3, dropout=0.0, vocab_size=VOCAB, unroll=2),
-)
-
-_REPLAY = Replay(anchors=1, acceptance=(0.5,), tokens_per_step=(1.5,), speed=(1.2,))
-EVIDENCE = HeadEvidence(
-    answers=1,
-    left_out=0,
-    anchors=1,
-    validation_tokens=1,
-    coverage=1.0,
-    trained_weights=1,
-    settings=HeadSettings(),
-    costs=CostCurve(),
-    epochs=(),
-    best_epoch=0,
-    seconds=1.0,
-    ended="epochs",
-    validation=_REPLAY,
-    validation_q8=_REPLAY,
 )
 
 

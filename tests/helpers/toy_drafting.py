@@ -11,11 +11,30 @@ from tenfold.formats.rounding import quantize
 from tenfold.models.registry import build_graph
 from tenfold.speculate.features import Answer, FeatureSet, FeatureSource
 from tenfold.speculate.target import TargetModel
+from tenfold.speculate.trained_head import CostCurve, HeadEvidence, HeadSettings, Replay
 from tests.helpers.memory_checkpoint import DictCheckpoint
 from tests.helpers.tiny_models import CONFIGS, random_weights
 
 VOCAB = CONFIGS["llama"]["vocab_size"]
 MODES = 3
+_REPLAY = Replay(anchors=1, acceptance=(0.5,), tokens_per_step=(1.5,), speed=(1.2,))
+EVIDENCE = HeadEvidence(
+    answers=1,
+    left_out=0,
+    anchors=1,
+    validation_tokens=1,
+    coverage=1.0,
+    trained_weights=1,
+    settings=HeadSettings(),
+    costs=CostCurve(),
+    epochs=(),
+    best_epoch=0,
+    seconds=1.0,
+    ended="epochs",
+    validation=_REPLAY,
+    validation_q8=_REPLAY,
+)
+"""Of a head that nobody trained."""
 
 
 def toy_target(name: str = "llama-tied", seed: int = 0) -> TargetModel:

@@ -177,8 +177,7 @@ class Model {
  public:
   Model(Layout layout, const std::string& isa, int threads, KvFormat kv_format, bool broken = false,
         bool kv_bias = false)
-      : program_({kernels_of(isa), threads, kMaxRows, kMaxWanted, kVocab, kPages, kv_format, kv_bias},
-                 {{kKvHeads, kDim}, {kKvHeads, kDim}}),
+      : program_(options(isa, threads, kv_format, kv_bias), {{kKvHeads, kDim}, {kKvHeads, kDim}}),
         weights_(program_, layout) {
     Program& p = program_;
     const auto norm = [&](int width) { return weights_.norm(width); };
@@ -232,6 +231,19 @@ class Model {
   }
 
  private:
+  static ProgramOptions options(const std::string& isa, int threads, KvFormat kv_format, bool kv_bias) {
+    ProgramOptions options;
+    options.kernels = kernels_of(isa);
+    options.threads = threads;
+    options.max_rows = kMaxRows;
+    options.max_logit_rows = kMaxWanted;
+    options.vocab = kVocab;
+    options.kv_pages = kPages;
+    options.kv_format = kv_format;
+    options.kv_bias = kv_bias;
+    return options;
+  }
+
   Program program_;
   Weights weights_;
 };
@@ -608,8 +620,12 @@ void test_drafts() {
 }
 
 ProgramOptions head_options(int threads) {
-  ProgramOptions options{kernels_of("portable"), threads, 2, 2, 16, 1, KvFormat::BF16};
-  options.tokens = 16;
+  ProgramOptions options;
+  options.kernels = kernels_of("portable");
+  options.threads = threads;
+  options.max_rows = options.max_logit_rows = 2;
+  options.vocab = options.tokens = 16;
+  options.kv_pages = 1;
   return options;
 }
 

@@ -13,27 +13,9 @@ from tenfold.checkpoint.base import CheckpointError
 from tenfold.models.recurrent_head import OUTPUT, HeadConfig, recurrent_head
 from tenfold.speculate.drafter_folder import open_drafter, save_drafter
 from tenfold.speculate.target import TargetModel
-from tenfold.speculate.trained_head import CostCurve, HeadEvidence, HeadSettings, Replay, TrainedHead
+from tenfold.speculate.trained_head import TrainedHead
 from tests.helpers.tiny_models import random_weights
-from tests.helpers.toy_drafting import toy_target
-
-REPLAY = Replay(anchors=1, acceptance=(0.5,), tokens_per_step=(1.5,), speed=(1.2,))
-EVIDENCE = HeadEvidence(
-    answers=1,
-    left_out=0,
-    anchors=1,
-    validation_tokens=1,
-    coverage=1.0,
-    trained_weights=1,
-    settings=HeadSettings(),
-    costs=CostCurve(),
-    epochs=(),
-    best_epoch=0,
-    seconds=1.0,
-    ended="epochs",
-    validation=REPLAY,
-    validation_q8=REPLAY,
-)
+from tests.helpers.toy_drafting import EVIDENCE, toy_target
 
 
 def some_head(target: TargetModel) -> TrainedHead:

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tenfold.backends.base import PAGE_ROWS, CompileOptions, Program, SamplingBatch, StepBatch, StepOutput
+from tenfold.backends.base import PAGE_ROWS, CompileOptions, Program, StepBatch, StepOutput
 from tenfold.backends.native import NativeBackend
+from tenfold.backends.steps import greedy, sequence_step
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
 from tenfold.config import ServeConfig
@@ -43,28 +44,6 @@ def compile_model(config: ServeConfig, kv_pages: int, fused: bool = True) -> Pro
 def pages_of(tokens: int) -> int:
     """KV pages that ``tokens`` rows take."""
     return -(-tokens // PAGE_ROWS)
-
-
-def greedy(count: int) -> SamplingBatch:
-    """The most likely token for each of ``count`` rows."""
-    return SamplingBatch(
-        temperature=np.zeros(count, np.float32),
-        top_k=np.zeros(count, np.int32),
-        top_p=np.ones(count, np.float32),
-        min_p=np.zeros(count, np.float32),
-        repetition=np.ones(count, np.float32),
-        presence=np.zeros(count, np.float32),
-        frequency=np.zeros(count, np.float32),
-        seed=np.zeros(count, np.uint64),
-        position=np.zeros(count, np.int64),
-        history_offsets=np.zeros(count + 1, np.int32),
-        history_tokens=np.zeros(0, np.int32),
-        history_counts=np.zeros(0, np.int32),
-        bias_offsets=np.zeros(count + 1, np.int32),
-        bias_tokens=np.zeros(0, np.int32),
-        bias_values=np.zeros(0, np.float32),
-        logprobs=np.full(count, -1, np.int32),
-    )
 
 
 def joined(batches: Sequence[StepBatch]) -> StepBatch:
@@ -126,16 +105,7 @@ class OneSequence:
     def batch(self, cached: int, rows: int, wanted: int) -> StepBatch:
         """The step that adds ``rows`` rows to ``cached``; logits of the last ``wanted`` of them."""
         pages = self._pages[: pages_of(cached + rows)]
-        return StepBatch(
-            tokens=self._tokens[cached : cached + rows],
-            positions=np.arange(cached, cached + rows, dtype=np.int32),
-            row_offsets=np.array([0, rows], np.int32),
-            cached_rows=np.array([cached], np.int32),
-            page_offsets=np.array([0, len(pages)], np.int32),
-            pages=pages,
-            logit_rows=np.arange(rows - wanted, rows, dtype=np.int32),
-            sampling=greedy(wanted),
-        )
+        return sequence_step(self._tokens[cached : cached + rows], cached, pages, wanted)
 
     def prefill(self, rows: int) -> list[StepBatch]:
         """The steps that compute the first ``rows`` rows, as few as the program allows; one token is drawn

@@ -19,7 +19,7 @@ from tenfold.graph.graph import Graph
 from tenfold.protocol import EngineSettings, SamplingParams
 from tenfold.server.text import Text, load_text
 from tenfold.speculate.base import Speculator
-from tenfold.speculate.build import SpeculationSettings, build_speculator, drafter_taps
+from tenfold.speculate.build import SpeculationSettings, build_speculator
 from tenfold.traffic.answering import answer_params
 from tenfold.traffic.reading import TrafficRequest
 from tenfold.traffic.running import Job, run_jobs
@@ -70,13 +70,15 @@ def build_speculating(
 ) -> Target:
     """An engine whose speculator is watched. Raises ValueError or OSError."""
 
+    speculation = SpeculationSettings(drafter=drafter)
+
     def recorder(program: Program, graph: Graph, checkpoint: Checkpoint) -> Recorder:
-        speculator = build_speculator(program, graph, checkpoint, SpeculationSettings(drafter=drafter))
+        speculator = build_speculator(program, graph, checkpoint, speculation)
         if speculator is None:
             raise ValueError("there is nothing to speculate with: no drafter could be made")
         return watch(speculator)
 
-    return build_target(settings, drafter_taps if drafter is not None else lambda *model: (), recorder)
+    return build_target(settings, speculation.taps, recorder)
 
 
 def warm_up(engine: EngineLike, text: Text) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tenfold.backends.base import Program, RecurrentProgram
 from tenfold.checkpoint.base import Checkpoint
-from tenfold.checkpoint.fingerprint import fingerprint
 from tenfold.checkpoint.open import open_checkpoint
 from tenfold.graph.graph import Graph
 from tenfold.live.capture import LiveCapture
@@ -45,21 +44,12 @@ def build_learning(
         raise ValueError("learning (--learn) needs torch, which is not installed; try: pip install torch")
     if program.info.max_rows < 2 or program.info.max_logit_rows < 2:
         raise ValueError("learning (--learn) needs room for drafts; raise max_batch_tokens to 2 or more")
-    own = compile_head(
-        program, graph, checkpoint, drafter
-    )  # also if another is live: the folder must be a drafter
+    # Also if another is live: the folder must be a drafter.
+    own = compile_head(program, graph, checkpoint, drafter)
     folder = LiveFolder(drafter)
     try:
         live = _resume(folder, program, graph, checkpoint, own)
-        info, taps = program.info, drafter_taps(graph, checkpoint)
-        width = sum(graph.widths[tap] for tap in taps)
-        identity = Identity(
-            model=fingerprint(model),
-            format="+".join(sorted({weight.format for weight in info.weights})),
-            kv_format=info.kv_format,
-            taps=taps,
-            width=width,
-        )
+        identity = Identity.of(model, program.info, graph, drafter_taps(graph, checkpoint))
         store = LiveStore(folder.path, identity)
     except BaseException:
         folder.close()
@@ -75,7 +65,7 @@ def build_learning(
     head = LiveHead(live)
     controller = Controller([SuffixDrafter(), head], measure_curve(program), wants_features=True)
     learner = Learner(folder, store, head, load, model, settings or LearnSettings())
-    return LearningSpeculator(controller, LiveCapture(width), learner)
+    return LearningSpeculator(controller, LiveCapture(identity.width), learner)
 
 
 def _resume(

@@ -22,7 +22,6 @@ from tenfold.bench.replay_run import ReplaySettings, open_sides, replay_on
 from tenfold.bench.survey import EVIDENCE, SURVEYED, Survey
 from tenfold.bench.survey_run import take_survey
 from tenfold.checkpoint.base import Checkpoint
-from tenfold.checkpoint.fingerprint import fingerprint
 from tenfold.checkpoint.locate import locate
 from tenfold.config import ServeConfig
 from tenfold.graph.graph import Graph
@@ -138,7 +137,7 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
         requests = read_traffic(settings.traffic, text, info.vocab_size, info.max_context)
         check_modes(modes, requests)
         parts = split(requests, settings.held_out)
-        with AnswerStore(settings.output / WORK, _identity(target, path)) as store:
+        with AnswerStore(settings.output / WORK, Identity.of(path, info, target.graph, target.taps)) as store:
             learnt = _answers(target, text, store, [*parts.training, *parts.validation], modes, settings)
             features = store.features()
         curve = measure_curve(target.program)
@@ -189,23 +188,7 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
 
 
 def _capture(program: Program, graph: Graph, checkpoint: Checkpoint) -> Capture:
-    return Capture(_width(graph, drafter_taps(graph, checkpoint)))
-
-
-def _width(graph: Graph, taps: Sequence[str]) -> int:
-    return sum(graph.widths[tap] for tap in taps)
-
-
-def _identity(target: Target, path: Path) -> Identity:
-    info = target.program.info
-    formats = sorted({weight.format for weight in info.weights})
-    return Identity(
-        model=fingerprint(path),
-        format="+".join(formats),
-        kv_format=info.kv_format,
-        taps=target.taps,
-        width=_width(target.graph, target.taps),
-    )
+    return Capture(sum(graph.widths[tap] for tap in drafter_taps(graph, checkpoint)))
 
 
 def _answers(

@@ -26,6 +26,10 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
     drafter: Path | None = None
     """A folder that `tenfold train-drafter` wrote; None: what needs no training."""
 
+    def taps(self, graph: Graph, checkpoint: Checkpoint) -> tuple[str, ...]:
+        """What the target's program must hand back: `drafter_taps` if there is a drafter, else nothing."""
+        return () if self.drafter is None else drafter_taps(graph, checkpoint)
+
 
 def drafter_taps(graph: Graph, checkpoint: Checkpoint) -> tuple[str, ...]:
     """Values of the graph that a drafter's head reads: what its training captures, and what a program must

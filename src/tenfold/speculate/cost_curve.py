@@ -10,7 +10,8 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from tenfold.backends.base import PAGE_ROWS, Program, SamplingBatch, StepBatch
+from tenfold.backends.base import PAGE_ROWS, Program, StepBatch
+from tenfold.backends.steps import sequence_step
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # The order in which they are timed: should time run out, the shape is known coarsely all over.
@@ -92,31 +93,5 @@ def measure_curve(
 
 def _batch(cached: int, rows: int) -> StepBatch:
     """A greedy step of ``rows`` rows of one sequence after ``cached`` ones, every row drawn."""
-    empty = np.zeros(0, np.int32)
-    return StepBatch(
-        tokens=np.arange(1, rows + 1, dtype=np.int32),
-        positions=np.arange(cached, cached + rows, dtype=np.int32),
-        row_offsets=np.array([0, rows], np.int32),
-        cached_rows=np.array([cached], np.int32),
-        page_offsets=np.array([0, -(-(cached + rows) // PAGE_ROWS)], np.int32),
-        pages=np.arange(-(-(cached + rows) // PAGE_ROWS), dtype=np.int32),
-        logit_rows=np.arange(rows, dtype=np.int32),
-        sampling=SamplingBatch(
-            temperature=np.zeros(rows, np.float32),
-            top_k=np.zeros(rows, np.int32),
-            top_p=np.ones(rows, np.float32),
-            min_p=np.zeros(rows, np.float32),
-            repetition=np.ones(rows, np.float32),
-            presence=np.zeros(rows, np.float32),
-            frequency=np.zeros(rows, np.float32),
-            seed=np.zeros(rows, np.uint64),
-            position=np.arange(cached + 1, cached + rows + 1, dtype=np.int64),
-            history_offsets=np.zeros(rows + 1, np.int32),
-            history_tokens=empty,
-            history_counts=empty,
-            bias_offsets=np.zeros(rows + 1, np.int32),
-            bias_tokens=empty,
-            bias_values=np.zeros(0, np.float32),
-            logprobs=np.full(rows, -1, np.int32),
-        ),
-    )
+    pages = np.arange(-(-(cached + rows) // PAGE_ROWS), dtype=np.int32)
+    return sequence_step(np.arange(1, rows + 1, dtype=np.int32), cached, pages, wanted=rows)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tenfold.backends.torch.differentiable import execute
@@ -27,7 +28,7 @@ from tenfold.models.recurrent_head import OUTPUT, OUTPUT_NORM, HeadConfig, recur
 from tenfold.speculate.draft_vocab import choose_tokens, coverage
 from tenfold.speculate.features import FeatureSet, distinct_share
 from tenfold.speculate.head_data import HeadData, Indices, capped, log_normalisers
-from tenfold.speculate.head_loss import EARLY, LATE, position_loss
+from tenfold.speculate.head_loss import EARLY, LATE, PositionLoss, position_loss
 from tenfold.speculate.head_replay import HeadReplay
 from tenfold.speculate.head_weights import Standard, initial_weights, rounded, standard_of
 from tenfold.speculate.target import TargetModel, check_fingerprint
@@ -241,22 +242,9 @@ class _Training:
         values = execute(self.graph.first, weights, data.tokens[rows], {"features": features}, after=dropped)
         graph, state = self.graph.first, self.graph.state_output[0]
         for step in range(1, settings.unroll + 1):
-            drawn = rows + step
-            teacher_state = data.final_states(drawn)
-            found = position_loss(
-                values[graph.ops[-1].output],
-                values[self.normed],
-                self._teacher(teacher_state, drawn),
-                teacher_state,
-                data.slots[drawn],
-                data.sampled[drawn],
-                LATE if late else EARLY,
-                settings.temperature,
-            )
+            found = self._drafted(rows + step, values[graph.ops[-1].output], values[self.normed], late=late)
             total = total + settings.position_decay ** (step - 1) * found.loss.sum()
-            luck = torch.rand(len(rows), generator=generator)
-            others = torch.rand(len(rows), generator=generator) < settings.other_share
-            goes_on = ((luck < found.accepted) | others).numpy() & (left > step)
+            goes_on = self._goes_on(found.accepted, generator) & (left > step)
             if step == settings.unroll or not goes_on.any():
                 break
             kept = torch.from_numpy(np.flatnonzero(goes_on))
@@ -265,6 +253,29 @@ class _Training:
             graph, state = self.graph.next, self.graph.state_output[1]
             values = execute(graph, weights, data.tokens[rows + step], inputs, after=dropped)
         return total / len(chosen)
+
+    def _drafted(self, drawn: Indices, logits: Tensor, normed: Tensor, *, late: bool) -> PositionLoss:
+        """What drafts cost that were to be the tokens at these rows."""
+        data = self.data
+        teacher_state = data.final_states(drawn)
+        return position_loss(
+            logits,
+            normed,
+            self._teacher(teacher_state, drawn),
+            teacher_state,
+            data.slots[drawn],
+            data.sampled[drawn],
+            LATE if late else EARLY,
+            self.settings.temperature,
+        )
+
+    def _goes_on(self, accepted: Tensor, generator: torch.Generator) -> npt.NDArray[np.bool_]:
+        """Which anchors a further draft is trained on: those whose drafts stood, as likely as they do, and
+        some of the others."""
+        luck = torch.rand(len(accepted), generator=generator)
+        others = torch.rand(len(accepted), generator=generator) < self.settings.other_share
+        found: npt.NDArray[np.bool_] = ((luck < accepted) | others).numpy()
+        return found
 
     def _teacher(self, states: Tensor, rows: Indices) -> Tensor:
         """The target's log-probabilities of the drafter's tokens where it was in these final states."""

@@ -17,6 +17,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tenfold.backends.base import ProgramInfo
+from tenfold.checkpoint.fingerprint import fingerprint
+from tenfold.graph.graph import Graph
+
 Features = npt.NDArray[np.uint16]
 """[rows, width] of bfloat16: some models have states beyond what float16 can hold."""
 ANSWERS = "answers.jsonl"
@@ -37,6 +41,17 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Values of its graph that the features are made of, side by side."""
     width: int
     """Of a row of features."""
+
+    @classmethod
+    def of(cls, model: Path, info: ProgramInfo, graph: Graph, taps: tuple[str, ...]) -> Identity:
+        """That of a target: a program of ``graph``, compiled with these taps from the model at ``model``."""
+        return cls(
+            model=fingerprint(model),
+            format="+".join(sorted({weight.format for weight in info.weights})),
+            kv_format=info.kv_format,
+            taps=taps,
+            width=sum(graph.widths[tap] for tap in taps),
+        )
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

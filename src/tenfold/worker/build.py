@@ -43,10 +43,6 @@ def kv_page_bytes(graph: Graph, kv_format: str, kv_bias: bool = False) -> int:
     return sum(kv.heads * (2 * (kv.head_dim * element + extra) + bias) for kv in graph.kv) * PAGE_ROWS
 
 
-def _no_taps(graph: Graph, checkpoint: Checkpoint) -> tuple[str, ...]:
-    return ()
-
-
 def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
     """Opens the model, compiles it for this machine and makes an engine of it.
 
@@ -68,7 +64,7 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
         )
         target = build_target(
             settings,
-            drafter_taps if settings.drafter else _no_taps,
+            speculation.taps,
             lambda program, graph, checkpoint: build_speculator(program, graph, checkpoint, speculation),
         )
     else:
@@ -78,7 +74,7 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
 
 def build_target(
     settings: EngineSettings,
-    taps: Callable[[Graph, Checkpoint], tuple[str, ...]] = _no_taps,
+    taps: Callable[[Graph, Checkpoint], tuple[str, ...]] = lambda *model: (),
     speculator: Callable[[Program, Graph, Checkpoint], Speculator | None] = lambda *model: None,
 ) -> Target:
     """`build_engine` with a speculator: ``taps`` says what its program shall hand back, ``speculator`` makes
