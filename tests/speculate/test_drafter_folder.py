@@ -55,18 +55,33 @@ def test_a_saved_drafter_is_opened_with_the_weights_it_shares(tmp_path: Path) ->
     checkpoint = opened.checkpoint
     for name, spec in opened.graph.first.weights.items():
         assert checkpoint.tensors()[name].shape == spec.shape
-        layout = checkpoint.place(name, "auto").layout
-        found = np.concatenate([block.dequantize() for _, block in checkpoint.rows(name, layout)])
         if name == target.embedding:
+            layout = checkpoint.place(name, "auto").layout
+            found = np.concatenate([block.dequantize() for _, block in checkpoint.rows(name, layout)])
             np.testing.assert_array_equal(found, target.rows(name, range(96)))
         else:
-            np.testing.assert_allclose(found.reshape(spec.shape), head.weights[name], rtol=5e-4, atol=1e-6)
-    assert checkpoint.place(OUTPUT, "q8").layout.format.value == "q8"
+            np.testing.assert_allclose(checkpoint.own(name), head.weights[name], rtol=5e-4, atol=1e-6)
+    assert checkpoint.place(OUTPUT, "bf16").layout.format.value == "bf16"
     opened.close()
     assert sorted(path.name for path in (tmp_path / "drafter").iterdir()) == [
         "drafter.json",
         "head.safetensors",
     ]
+
+
+def test_a_head_is_served_in_eight_bits(tmp_path: Path) -> None:
+    """Its bytes are what a draft costs: no matrix of it may be wider in memory than a byte an element and its
+    scales, whatever the file holds it in (F16, which is widened to F32 elsewhere)."""
+    target = toy_target()
+    save_drafter(tmp_path, some_head(target))
+    opened = open_drafter(tmp_path, target)
+    matrices = [name for name in opened.checkpoint.own_names if opened.checkpoint.own(name).ndim == 2]
+    assert len(matrices) >= 5
+    for name in matrices:
+        columns = opened.checkpoint.own(name).shape[1]
+        kept = opened.checkpoint.place(name, "auto").layout.format.value
+        assert kept == ("q8" if columns % 32 == 0 else "bf16"), name
+    opened.close()
 
 
 def test_closing_a_drafter_leaves_its_target_open(tmp_path: Path) -> None:

@@ -28,6 +28,9 @@ from tenfold.speculate.target import Fingerprint, TargetModel, check_fingerprint
 from tenfold.speculate.trained_head import HeadEvidence, StartingHead, TrainedHead
 
 _DESCRIPTION, _WEIGHTS = "drafter.json", "head.safetensors"
+_SERVED = "q8"
+"""How a head is held in memory unless somebody asks otherwise. It is read anew for every draft, between two
+steps that take the caches for themselves, so its bytes are its cost; what 8 bits lose costs no acceptance."""
 
 
 class DrafterDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,7 +107,9 @@ class Overlay:
     def place(self, name: str, requested: str) -> Placement:
         """See `Checkpoint.place`."""
         own = self._own.get(name)
-        return self._target.place(name, requested) if own is None else own.place(requested)
+        if own is None:
+            return self._target.place(name, requested)
+        return own.place(_SERVED if requested == "auto" else requested)
 
     def rows(self, name: str, layout: Layout, block_rows: int = 0) -> Iterator[tuple[int, Matrix]]:
         """See `Checkpoint.rows`."""
