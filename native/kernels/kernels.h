@@ -42,7 +42,7 @@ struct AttentionItem {
 struct LinearTuning {
   int prefetch_bytes = 4096;               // how far ahead of its use a weight is fetched
   int pair_rows = 17;                      // from so many rows on two panels are multiplied at once
-  size_t block_bytes = size_t{256} << 10;  // codes of the rows that a thread puts through all panels at a time
+  size_t block_bytes = size_t{512} << 10;  // codes of the rows that a thread puts through all panels at a time
 };
 
 // Where K and V of a row go: a line of a page.
@@ -96,6 +96,10 @@ struct Kernels {
   // out[r * kPanel + c] of one panel.
   void (*linear_float)(Layout layout, const uint8_t* panel, int cols, const float* x, size_t x_stride, int rows,
                        float* out, const LinearTuning& tuning);
+
+  // out[r * out_stride + c] = sums[r * kPanel + c], plus the same of `residual` if there is one, which may be `out`.
+  void (*put_panel)(const float* sums, int rows, const float* residual, size_t residual_stride, float* out,
+                    size_t out_stride);
 
   // One row, into row 0 of `to`.
   void (*quantize)(const float* x, int cols, const QuantRows& to);
