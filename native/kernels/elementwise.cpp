@@ -48,8 +48,8 @@ Bytes32 take_high(VI (&whole)[2 * kParts]) {
   return pack_bytes(above);
 }
 
-// Count stretches, at most four, from x on. What a stretch has one of is a lane of a vector, so that no number is worked
-// on alone; lanes beyond Count repeat the first.
+// Count stretches, at most four, from x on. What a stretch has one of is a lane of a vector, so that no number is
+// worked on alone; lanes beyond Count repeat the first.
 template <int Count>
 TENFOLD_INLINE void quantize_stretches(const float* x, float limit, Stretch* to, HighStretch* high, size_t pitch) {
   V16 size[4];
@@ -74,8 +74,7 @@ TENFOLD_INLINE void quantize_stretches(const float* x, float limit, Stretch* to,
   TENFOLD_UNROLL
   for (int n = 0; n < Count; ++n) {
     VI whole[2 * kParts];
-    for (int i = 0; i < 2 * kParts; ++i)
-      whole[i] = to_int(mul(load(x + n * kActGroup + i * kLanes), set1(inverse[n])));
+    for (int i = 0; i < 2 * kParts; ++i) whole[i] = to_int(mul(load(x + n * kActGroup + i * kLanes), set1(inverse[n])));
     if (__builtin_expect((split >> n & 1u) != 0, 0)) {
       const Bytes32 above[4] = {take_high(whole)};
       store_bytes32(high[static_cast<size_t>(n) * pitch].codes, above[0]);

@@ -42,7 +42,7 @@ struct AttentionItem {
 struct LinearTuning {
   int prefetch_bytes = 4096;               // how far ahead of its use a weight is fetched
   int pair_rows = 17;                      // from so many rows on two panels are multiplied at once
-  size_t block_bytes = size_t{512} << 10;  // codes of the rows that a thread puts through all panels at a time
+  size_t block_bytes = size_t{256} << 10;  // codes of the rows that a thread puts through all panels at a time
 };
 
 // Where K and V of a row go: a line of a page.

@@ -314,8 +314,8 @@ TENFOLD_INLINE void store_lanes(F4 a, F4 b, F4 c, F4 d, int count, uint8_t* to, 
   _MM_TRANSPOSE4_PS(a, b, c, d);
   const F4 lanes[4] = {a, b, c, d};
 #else
-  const F4 lanes[4] = {{a[0], b[0], c[0], d[0]}, {a[1], b[1], c[1], d[1]}, {a[2], b[2], c[2], d[2]},
-                       {a[3], b[3], c[3], d[3]}};
+  const F4 lanes[4] = {
+      {a[0], b[0], c[0], d[0]}, {a[1], b[1], c[1], d[1]}, {a[2], b[2], c[2], d[2]}, {a[3], b[3], c[3], d[3]}};
 #endif
   for (int n = 0; n < count; ++n) std::memcpy(to + static_cast<size_t>(n) * pitch, &lanes[n], 16);
 }
