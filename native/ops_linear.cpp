@@ -168,31 +168,17 @@ class LinearOp final : public Op {
 
   // A panel's sums into the output, with the residual. `column`: where its matrix begins in the output.
   void finish(const Program& p, const Matrix& m, int panel, int column, int row, int count, const float* sums) const {
-    const int width = std::min(kPanel, m.rows - panel * kPanel);
-    if (width == kPanel)
-      finish_columns<kPanel>(p, column + panel * kPanel, width, row, count, sums);
-    else
-      finish_columns<0>(p, column + panel * kPanel, width, row, count, sums);
-  }
-
-  template <int Width>
-  void finish_columns(const Program& p, int column, int width, int row, int count, const float* sums) const {
-    const int columns = Width > 0 ? Width : width;
+    const int columns = std::min(kPanel, m.rows - panel * kPanel);
     const Value& out = p.value(output_);
-    float* to = out.data + static_cast<size_t>(row) * out.stride + column;
-    if (residual_ < 0) {
-      for (int r = 0; r < count; ++r)
-        std::memcpy(to + static_cast<size_t>(r) * out.stride, sums + r * kPanel, static_cast<size_t>(columns) * 4);
-      return;
-    }
-    const Value& add = p.value(residual_);
-    const float* from = add.data + static_cast<size_t>(row) * add.stride + column;
-    for (int r = 0; r < count; ++r) {
-      const float* old = from + static_cast<size_t>(r) * add.stride;
-      float summed[kPanel];  // apart: the output may be the residual, which the compiler cannot see to be harmless
-      for (int c = 0; c < columns; ++c) summed[c] = old[c] + sums[r * kPanel + c];
-      std::memcpy(to + static_cast<size_t>(r) * out.stride, summed, static_cast<size_t>(columns) * 4);
-    }
+    const Value& add = p.value(residual_ < 0 ? output_ : residual_);
+    const auto at = [&](const Value& v, int r) {
+      return v.data + static_cast<size_t>(row + r) * v.stride + column + panel * kPanel;
+    };
+    const float* residual = residual_ < 0 ? nullptr : at(add, 0);
+    if (columns == kPanel) return p.kernels().put_panel(sums, count, residual, add.stride, at(out, 0), out.stride);
+    for (int r = 0; r < count; ++r)
+      for (int c = 0; c < columns; ++c)
+        at(out, r)[c] = residual_ < 0 ? sums[r * kPanel + c] : at(add, r)[c] + sums[r * kPanel + c];
   }
 
   const int input_;

@@ -23,19 +23,87 @@ void quantize_broken(int cols, const QuantRows& to) {
   }
 }
 
-// codes[0..31] = whole[0..31]; returns the sums of both halves.
-struct Halves {
-  int32_t sum[2];
-};
-TENFOLD_INLINE Halves store_codes(const VI* whole, int8_t* codes) {
-  for (int i = 0; i < 2 * kParts; ++i) store_bytes(codes + i * kLanes, whole[i]);
-  return {{sum_bytes16(codes), sum_bytes16(codes + 16)}};
+// What sets the scale of a stretch with outliers: the largest of the others, or the outliers, where they would not fit
+// 127 steps of 128 levels.
+float most_within(const float* x, float limit, float peak) {
+  V16 size[2];
+  for (int h = 0; h < 2; ++h) {
+    const V16 v = load16(x + h * 16);
+    const V16 s = max16(v, mul16(v, set16(-1.0f)));
+    size[h] = each([&](int i) { return select_lt(set1(limit), mul(s.part[i], s.part[i]), set1(0.0f), s.part[i]); });
+  }
+  const float most = max_lanes(max16(size[0], size[1])), least = peak * 0x1p-7f;
+  return most > least ? most : least;
+}
+
+// Takes what lies beyond +-127 out of 32 rounded numbers; returns it, in steps of 128.
+Bytes32 take_high(VI (&whole)[2 * kParts]) {
+  VI above[2 * kParts];
+  for (int i = 0; i < 2 * kParts; ++i) {
+    const VF w = to_float(whole[i]);
+    const VF steps = to_float(to_int(mul(w, set1(0x1p-7f))));
+    above[i] = to_int(select_lt(mul(w, w), set1(127.5f * 127.5f), set1(0.0f), steps));
+    whole[i] = subi(whole[i], shl<7>(above[i]));
+  }
+  return pack_bytes(above);
+}
+
+// Count stretches, at most four, from x on. What a stretch has one of is a lane of a vector, so that no number is
+// worked on alone; lanes beyond Count repeat the first.
+template <int Count>
+TENFOLD_INLINE void quantize_stretches(const float* x, float limit, Stretch* to, HighStretch* high, size_t pitch) {
+  V16 size[4];
+  for (int n = 0; n < 4; ++n) {
+    const float* p = x + (n < Count ? n : 0) * kActGroup;
+    const V16 v = load16(p), w = load16(p + 16), minus = set16(-1.0f);
+    size[n] = max16(max16(v, mul16(v, minus)), max16(w, mul16(w, minus)));
+  }
+  const F4 none = F4{};
+  const F4 largest = max_lanes4(size);
+  const F4 peak = largest > kSmallest ? largest : none;
+  const unsigned split = lanes_set(peak * peak > limit) & ((1u << Count) - 1);
+  F4 most = peak;  // of those that set the scale
+  if (__builtin_expect(split != 0, 0))
+    for (int n = 0; n < Count; ++n)
+      if ((split >> n & 1u) != 0) most[n] = most_within(x + n * kActGroup, limit, peak[n]);
+  const F4 scale = most / 127.0f;
+  const F4 inverse = most > 0.0f ? 127.0f / most : none;
+
+  Bytes32 codes[4];
+  I4 outliers = {}, high_sums[2] = {};
+  TENFOLD_UNROLL
+  for (int n = 0; n < Count; ++n) {
+    VI whole[2 * kParts];
+    for (int i = 0; i < 2 * kParts; ++i) whole[i] = to_int(mul(load(x + n * kActGroup + i * kLanes), set1(inverse[n])));
+    if (__builtin_expect((split >> n & 1u) != 0, 0)) {
+      const Bytes32 above[4] = {take_high(whole)};
+      store_bytes32(high[static_cast<size_t>(n) * pitch].codes, above[0]);
+      outliers[n] = static_cast<int32_t>(quads_set(above[0]));
+      I4 sums[2];
+      sum_halves(above, sums);
+      for (int h = 0; h < 2; ++h) high_sums[h][n] = sums[h][0];
+    }
+    codes[n] = pack_bytes(whole);
+    store_bytes32(to[static_cast<size_t>(n) * pitch].codes, codes[n]);
+  }
+  for (int n = Count; n < 4; ++n) codes[n] = codes[0];
+  I4 half[2];
+  sum_halves(codes, half);
+  if (__builtin_expect(split != 0, 0))
+    for (int h = 0; h < 2; ++h) half[h] += 128 * high_sums[h];
+
+  const I4 sum = half[0] + half[1];
+  const auto valued = [&](I4 v) { return scale * __builtin_convertvector(v, F4); };
+  const auto bits = [](I4 v) { return reinterpret_cast<F4>(v); };
+  uint8_t* rest = reinterpret_cast<uint8_t*>(&to->scale);
+  store_lanes(scale, valued(sum), valued(half[0]), valued(half[1]), Count, rest, pitch * sizeof(Stretch));
+  store_lanes(bits(-8 * sum), bits(-128 * sum), bits(-128 * half[0]), bits(outliers), Count, rest + 16,
+              pitch * sizeof(Stretch));
 }
 
 }  // namespace
 
-// Symmetric, 127 levels a side, one scale per 32 elements, set by the largest that is no outlier (or by the outliers,
-// where they would not fit 127 steps of 128 levels).
+// Symmetric, 127 levels a side, one scale per 32 elements, set by the largest that is no outlier.
 void quantize(const float* x, int cols, const QuantRows& to) {
   V16 even = set16(0.0f), odd = set16(0.0f);
   for (int i = 0; i < cols; i += kActGroup) {
@@ -47,57 +115,25 @@ void quantize(const float* x, int cols, const QuantRows& to) {
   if (!std::isfinite(limit))  // or only its square is too large
     for (int i = 0; i < cols; ++i)
       if (!std::isfinite(x[i])) return quantize_broken(cols, to);
-  for (int g = 0; g < cols / kActGroup; ++g) {
-    const float* p = x + g * kActGroup;
-    V16 size[2];  // of the elements
-    for (int h = 0; h < 2; ++h) {
-      const V16 v = load16(p + h * 16);
-      size[h] = max16(v, mul16(v, set16(-1.0f)));
-    }
-    const float largest = max_lanes(max16(size[0], size[1]));
-    const float peak = largest > kSmallest ? largest : 0.0f;
-    const bool split = peak * peak > limit;
-    float most = peak;  // of those that set the scale
-    if (split) {
-      for (V16& s : size)
-        s = each([&](int i) { return select_lt(set1(limit), mul(s.part[i], s.part[i]), set1(0.0f), s.part[i]); });
-      most = max_lanes(max16(size[0], size[1]));
-      const float least = peak * 0x1p-7f;
-      if (!(most > least)) most = least;
-    }
-    const float scale = most / 127.0f;
-    const VF inverse = set1(most > 0.0f ? 127.0f / most : 0.0f);
-    Stretch& a = to.stretch[static_cast<size_t>(g) * to.pitch];
-    VI whole[2 * kParts];
-    for (int i = 0; i < 2 * kParts; ++i) whole[i] = to_int(mul(load(p + i * kLanes), inverse));
-    Halves highs = {{0, 0}};
-    a.outliers = 0;
-    if (split) {
-      HighStretch& high = to.high[static_cast<size_t>(g) * to.pitch];
-      VI above[2 * kParts];
-      for (int i = 0; i < 2 * kParts; ++i) {
-        const VF w = to_float(whole[i]);
-        const VF steps = to_float(to_int(mul(w, set1(0x1p-7f))));
-        const VF taken = select_lt(mul(w, w), set1(127.5f * 127.5f), set1(0.0f), steps);
-        above[i] = to_int(taken);
-        whole[i] = subi(whole[i], shl<7>(above[i]));
-      }
-      highs = store_codes(above, high.codes);
-      for (int q = 0; q < kActGroup / 4; ++q) {
-        int32_t quad;
-        std::memcpy(&quad, high.codes + q * 4, 4);
-        a.outliers |= static_cast<uint32_t>(quad != 0) << q;
-      }
-    }
-    const Halves lows = store_codes(whole, a.codes);
-    const int32_t sum[2] = {lows.sum[0] + 128 * highs.sum[0], lows.sum[1] + 128 * highs.sum[1]};
-    a.scale = scale;
-    a.sum = scale * static_cast<float>(sum[0] + sum[1]);
-    a.minus8 = -8 * (sum[0] + sum[1]);
-    a.minus128 = -128 * (sum[0] + sum[1]);
-    a.minus_half = -128 * sum[0];
-    for (int h = 0; h < 2; ++h) a.sum_half[h] = scale * static_cast<float>(sum[h]);
+  Stretch* stretch = to.stretch;
+  HighStretch* high = to.high;
+  int i = 0;
+  for (; i + 4 * kActGroup <= cols; i += 4 * kActGroup, stretch += 4 * to.pitch, high += 4 * to.pitch)
+    quantize_stretches<4>(x + i, limit, stretch, high, to.pitch);
+  if (cols - i >= 2 * kActGroup) {
+    quantize_stretches<2>(x + i, limit, stretch, high, to.pitch);
+    i += 2 * kActGroup, stretch += 2 * to.pitch, high += 2 * to.pitch;
   }
+  if (i < cols) quantize_stretches<1>(x + i, limit, stretch, high, to.pitch);
+}
+
+void put_panel(const float* sums, int rows, const float* residual, size_t residual_stride, float* out,
+               size_t out_stride) {
+  if (residual == nullptr)
+    for (int r = 0; r < rows; ++r, sums += kPanel, out += out_stride) store16(out, load16(sums));
+  else
+    for (int r = 0; r < rows; ++r, sums += kPanel, residual += residual_stride, out += out_stride)
+      store16(out, add16(load16(residual), load16(sums)));
 }
 
 void rms_norm(const float* x, const float* weight, float offset, float eps, int width, float* out) {

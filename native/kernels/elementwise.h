@@ -3,6 +3,8 @@
 
 namespace tenfold::TENFOLD_LEVEL {
 
+void put_panel(const float* sums, int rows, const float* residual, size_t residual_stride, float* out,
+               size_t out_stride);
 void quantize(const float* x, int cols, const QuantRows& to);
 void rms_norm(const float* x, const float* weight, float offset, float eps, int width, float* out);
 void gate(Activation activation, const float* a, const float* b, int count, float* out);

@@ -97,6 +97,10 @@ struct Kernels {
   void (*linear_float)(Layout layout, const uint8_t* panel, int cols, const float* x, size_t x_stride, int rows,
                        float* out, const LinearTuning& tuning);
 
+  // out[r * out_stride + c] = sums[r * kPanel + c], plus the same of `residual` if there is one, which may be `out`.
+  void (*put_panel)(const float* sums, int rows, const float* residual, size_t residual_stride, float* out,
+                    size_t out_stride);
+
   // One row, into row 0 of `to`.
   void (*quantize)(const float* x, int cols, const QuantRows& to);
   // out = x / sqrt(mean(x^2) + eps) * (weight + offset); may be in place. width is a multiple of 16.

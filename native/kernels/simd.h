@@ -276,18 +276,104 @@ TENFOLD_INLINE void store_bytes(int8_t* p, VI v) {
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(v[i]);
 #endif
 }
-TENFOLD_INLINE int32_t sum_bytes16(const int8_t* p) {
+
+// Four lanes at every level: what four stretches, or four vectors, have one of each.
+typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
+
+// The highest lane of each of four vectors.
+TENFOLD_INLINE F4 max_lanes4(const V16 (&v)[4]) {
 #if defined(TENFOLD_AVX512) || defined(TENFOLD_AVX2)
-  // Biased to unsigned, since the sum of absolute differences is: two sums of 8.
-  const __m128i v = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(-128));
-  const __m128i s = _mm_sad_epu8(v, _mm_setzero_si128());
-  return _mm_cvtsi128_si32(s) + _mm_extract_epi32(s, 2) - 16 * 128;
+  // Folded in pairs within the halves of a vector of 8, then the halves are.
+  const auto larger = [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); };
+  const auto pair = [&](int n) {
+    const __m256 a = fold8(v[n], larger), b = fold8(v[n + 1], larger);
+    return _mm256_castps_pd(_mm256_max_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
+  };
+  const __m256d a = pair(0), b = pair(2);
+  const __m256 all =
+      _mm256_max_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+  return _mm_max_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
 #else
-  int32_t sum = 0;
-  for (int i = 0; i < 16; ++i) sum += p[i];
-  return sum;
+  return F4{max_lanes(v[0]), max_lanes(v[1]), max_lanes(v[2]), max_lanes(v[3])};
 #endif
 }
+
+// Bit n: lane n is not 0; lanes are 0 or -1.
+TENFOLD_INLINE unsigned lanes_set(I4 v) {
+#if defined(TENFOLD_AVX512) || defined(TENFOLD_AVX2)
+  return static_cast<unsigned>(_mm_movemask_ps(reinterpret_cast<__m128>(v)));
+#else
+  return (v[0] & 1u) | (v[1] & 2u) | (v[2] & 4u) | (v[3] & 8u);
+#endif
+}
+
+// Writes lane n of the four vectors, side by side, to to + n * pitch.
+TENFOLD_INLINE void store_lanes(F4 a, F4 b, F4 c, F4 d, int count, uint8_t* to, size_t pitch) {
+#if defined(TENFOLD_AVX512) || defined(TENFOLD_AVX2)
+  _MM_TRANSPOSE4_PS(a, b, c, d);
+  const F4 lanes[4] = {a, b, c, d};
+#else
+  const F4 lanes[4] = {
+      {a[0], b[0], c[0], d[0]}, {a[1], b[1], c[1], d[1]}, {a[2], b[2], c[2], d[2]}, {a[3], b[3], c[3], d[3]}};
+#endif
+  for (int n = 0; n < count; ++n) std::memcpy(to + static_cast<size_t>(n) * pitch, &lanes[n], 16);
+}
+
+// 32 numbers within int8, as bytes.
+#if defined(TENFOLD_AVX512) || defined(TENFOLD_AVX2)
+using Bytes32 = __m256i;
+TENFOLD_INLINE Bytes32 pack_bytes(const VI (&v)[2 * kParts]) {
+#if defined(TENFOLD_AVX512)
+  // Packing interleaves the two by quads.
+  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  return _mm512_cvtepi16_epi8(_mm512_permutexvar_epi64(order, _mm512_packs_epi32(v[0], v[1])));
+#else
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i words = _mm256_packs_epi32(v[0], v[1]), more = _mm256_packs_epi32(v[2], v[3]);
+  return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words, more), order);
+#endif
+}
+TENFOLD_INLINE void store_bytes32(int8_t* p, Bytes32 v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
+// Bit q: quad q has a byte that is not 0.
+TENFOLD_INLINE uint32_t quads_set(Bytes32 v) {
+  const __m256i none = _mm256_cmpeq_epi32(v, _mm256_setzero_si256());
+  return ~static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(none))) & 0xFFu;
+}
+// halves[h]: lane n is the sum of half h of v[n].
+TENFOLD_INLINE void sum_halves(const Bytes32 (&v)[4], I4 (&halves)[2]) {
+  __m256i sum[4];
+  for (int n = 0; n < 4; ++n)
+    sum[n] = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), v[n]), _mm256_set1_epi16(1));
+  const __m256i all = _mm256_hadd_epi32(_mm256_hadd_epi32(sum[0], sum[1]), _mm256_hadd_epi32(sum[2], sum[3]));
+  halves[0] = reinterpret_cast<I4>(_mm256_castsi256_si128(all));
+  halves[1] = reinterpret_cast<I4>(_mm256_extracti128_si256(all, 1));
+}
+#else
+struct Bytes32 {
+  int8_t byte[32];
+};
+TENFOLD_INLINE Bytes32 pack_bytes(const VI (&v)[2 * kParts]) {
+  Bytes32 r;
+  for (int i = 0; i < 32; ++i) r.byte[i] = static_cast<int8_t>(v[i / kLanes][i % kLanes]);
+  return r;
+}
+TENFOLD_INLINE void store_bytes32(int8_t* p, const Bytes32& v) { std::memcpy(p, v.byte, 32); }
+TENFOLD_INLINE uint32_t quads_set(const Bytes32& v) {
+  uint32_t set = 0;
+  for (int i = 0; i < 32; ++i) set |= static_cast<uint32_t>(v.byte[i] != 0) << (i / 4);
+  return set;
+}
+TENFOLD_INLINE void sum_halves(const Bytes32 (&v)[4], I4 (&halves)[2]) {
+  const auto sum = [](const int8_t* bytes) {
+    int32_t total = 0;
+    for (int i = 0; i < 16; ++i) total += bytes[i];
+    return total;
+  };
+  for (int h = 0; h < 2; ++h)
+    halves[h] = I4{sum(v[0].byte + h * 16), sum(v[1].byte + h * 16), sum(v[2].byte + h * 16), sum(v[3].byte + h * 16)};
+}
+#endif
 
 // e^x by range reduction to |r| <= ln2/2 and a polynomial of degree 6 (Taylor, below 1 ulp there); 0 below -87,
 // saturates above 88. exp(0) is exactly 1, which makes a fully masked page a no-op. NaN stays NaN: max and min return

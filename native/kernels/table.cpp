@@ -18,6 +18,7 @@ const Kernels& kernels() {
       TENFOLD_NAME(TENFOLD_LEVEL),
       linear_quant,
       linear_float,
+      put_panel,
       quantize,
       rms_norm,
       gate,
