@@ -10,6 +10,18 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the text of an answer must match as a whole. The answer ends where it can only end."""
+
+    kind: ConstraintKind
+    text: str = ""
+    """``json_schema``: the schema, as JSON. ``json_object``: nothing. ``regex``: the expression, in the syntax of
+    Rust's regex crate. ``choice``: a JSON list of strings. ``grammar``: a Lark grammar in llguidance's dialect."""
+    field: str = "constraint"
+    """Of the client's request, as clients write it: what an error names."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +47,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The model's own end-of-sequence tokens do not end the request (``stop_token_ids`` still do)."""
     logprobs: int | None = None
     """None: none. k: of the drawn token and the k most likely."""
+    constraint: Constraint | None = None
+    """None: any text."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
