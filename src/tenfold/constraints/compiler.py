@@ -129,8 +129,7 @@ class Compiler:
         return prototype
 
     def _read_vocabulary(self) -> None:
-        from llguidance import LLParserLimits, LLTokenizer
-        from llguidance._tokenizer import TokenizerWrapper
+        from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
         vocabulary = self._load()
         ends = [token for token in vocabulary.eos_token_ids if token < self._vocab_size]
@@ -141,7 +140,6 @@ class Compiler:
         self._limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Tokens(vocabulary, self._vocab_size, ends[0])),
-            n_vocab=self._vocab_size,
             eos_token=ends,
         )
         self._ends = frozenset(ends)
@@ -156,7 +154,8 @@ class _Tokens:
         self._vocabulary = vocabulary
         count = min(size, vocabulary.vocab_size)
         self.eos_token_id = eos
-        self.tokens = [vocabulary.token_bytes(token) for token in range(count)]
+        # A row of the output without a token says nothing, and what says nothing is never allowed.
+        self.tokens = [vocabulary.token_bytes(token) for token in range(count)] + [b""] * (size - count)
         self.special_token_ids = sorted(
             token for token in {*vocabulary.special_ids, *vocabulary.eos_token_ids} if token < count
         )

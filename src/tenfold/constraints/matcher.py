@@ -33,23 +33,28 @@ class GrammarMatcher:
     def fitting(self, tokens: Sequence[int]) -> int:
         """How many first tokens can come next, one after another. The state stays."""
         count: int = self._matcher.validate_tokens(list(tokens))
-        return count
+        return 0 if self._recovered() else count
 
     def forced(self) -> list[int]:
         """Tokens of the text that must come next, as the tokenizer writes it: a guess, no more. Empty where
         the text is open."""
         tokens: list[int] = self._matcher.compute_ff_tokens()
-        return tokens
+        return [] if self._recovered() else tokens
 
     def rollback(self, count: int) -> None:
         """Takes back the last tokens accepted, and with them the error of what came after."""
         del self._accepted[len(self._accepted) - count :]
-        if self._matcher.is_error():  # for good, so another must take its place
-            self._matcher = self._prototype.deep_copy()
-            self._matcher.consume_tokens(self._accepted)
-        elif count:
+        if not self._recovered() and count:
             self._matcher.rollback(count)
         self._raise()
+
+    def _recovered(self) -> bool:
+        """Whether there was an error. It is for good, so that another matcher takes its place."""
+        if not self._matcher.is_error():
+            return False
+        self._matcher = self._prototype.deep_copy()
+        self._matcher.consume_tokens(self._accepted)
+        return True
 
     def _raise(self) -> None:
         if self._matcher.is_error():
