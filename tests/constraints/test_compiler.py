@@ -16,7 +16,7 @@ from tenfold.constraints.base import ConstraintError
 from tenfold.constraints.compiler import Compiler
 from tenfold.limits import RequestError
 from tenfold.protocol import Constraint
-from tests.helpers.constraints import SMALL, allowed, constraint, small_compiler
+from tests.helpers.constraints import SMALL, ByteVocabulary, allowed, constraint, small_compiler
 from tests.helpers.schemas import SCHEMAS
 
 COMPILER = small_compiler()
@@ -104,10 +104,16 @@ CHARACTER_CHOICES = ["\x00", "\n\t\x7f", "\u00e9", "\u20ac", "\U0001f600", "</s>
 
 def test_a_choice_may_have_any_character() -> None:
     """Control characters and the names of special tokens too: they are text."""
+    tokens = ByteVocabulary()
+    matcher = Compiler(lambda: tokens, 257).begin(constraint("choice", CHARACTER_CHOICES))
     for choice in CHARACTER_CHOICES:
-        COMPILER.check(constraint("choice", [choice]))
-    matcher = COMPILER.begin(constraint("choice", ["<end>"]))
-    assert 0 not in allowed(matcher)
+        ids = tokens.encode(choice, add_special_tokens=False, parse_special=False)
+        assert matcher.fitting(ids) == len(ids)
+        for token in ids:
+            matcher.accept(token)
+        assert 0 in allowed(matcher, 257)
+        matcher.rollback(len(ids))
+    assert 0 not in allowed(matcher, 257)
 
 
 @settings(max_examples=60, deadline=None)
@@ -273,13 +279,28 @@ def test_a_limit_that_is_exceeded_ends_the_matcher_until_it_is_taken_back(
     assert allowed(matcher) == before[gone - 1]
 
 
-def test_guessing_what_is_forced_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guess that exceeds a limit is none, and the matcher is as if it had not been asked."""
-    monkeypatch.setitem(compiler.LIMITS, "step_max_items", 200)
-    matcher = small_compiler().begin(constraint("grammar", 'start: a\na: "e" a a'))
-    assert matcher.forced() == []
-    assert matcher.fitting(encode("eee")) == 3
-    assert allowed(matcher) == encode("e")
+def test_a_guess_that_fails_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The matcher is as if it had not been asked."""
+    matcher = COMPILER.begin(constraint("regex", "(name|na)+"))
+    matcher.accept(encode("name")[0])
+    before = allowed(matcher)
+
+    class Broken:
+        """As one of llguidance's behaves whose limits are exceeded by a call."""
+
+        def is_error(self) -> bool:
+            return True
+
+        def compute_ff_tokens(self) -> list[int]:
+            return [1]
+
+        def validate_tokens(self, tokens: list[int]) -> int:
+            return 1
+
+    for ask, answer in ((matcher.forced, []), (lambda: matcher.fitting(encode("na")), 0)):
+        matcher._matcher = Broken()
+        assert ask() == answer
+        assert allowed(matcher) == before
 
 
 def test_what_was_compiled_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ OTHERS = [
     constraint("choice", ["name", "na", "named", "true"]),
     constraint("grammar", 'start: "in" (A | B){1,9}\nA: /[a-c]+/\nB: "12" | "re"'),
 ]
+LONG = constraint("regex", "(ab|[a-e]){50}")
 CONSTRAINTS = OTHERS + [constraint("json_schema", schema) for schema in SCHEMAS]
 
 
@@ -131,16 +132,20 @@ def test_what_is_forced_is_drafted_and_stands() -> None:
 
 def test_neighbours_and_memory_change_nothing() -> None:
     """Alone, with seven others, and in memory so small that requests are put back and taken up again."""
-    requests = many(20, 8, longest=100)
+    requests = many(20, 4)
+    requests += [
+        request(f"long {n}", [7, n + 1], max_tokens=80, constraint=constraint("regex", "(ab|[a-e]){70}"))
+        for n in range(4)
+    ]
     law: Outcomes = {}
     for one in requests:
         law |= play([one])[0]
     assert differences(law, play(requests)[0]) == []
-    small, engine = play(requests, pages=10)
+    small, engine = play(requests, pages=8)
     assert engine.load().preemptions > 0
     assert differences(law, small) == []
     speculator = FixedSpeculator(drafters(texts_of(law), VOCAB)["often right"], 4)
-    assert differences(law, play(requests, speculator, pages=10)[0]) == []
+    assert differences(law, play(requests, speculator, pages=8)[0]) == []
 
 
 def test_a_resumed_request_goes_on_where_it_was() -> None:
@@ -189,7 +194,7 @@ class Breaking(GrammarMatcher):
 @pytest.mark.parametrize("call", [1, 5, 9])
 def test_a_matcher_that_breaks_ends_its_own_request(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its reason; the others' answers are what they were, and no page is lost."""
-    requests = [request("free", [1, 2]), request("bound", [3], constraint=OTHERS[0], max_tokens=12)]
+    requests = [request("free", [1, 2]), request("bound", [3], constraint=LONG, max_tokens=12)]
     law, _ = play(requests)
     monkeypatch.setattr("tenfold.constraints.compiler.GrammarMatcher", Breaking)
     Breaking.at = call
@@ -203,7 +208,7 @@ def test_a_matcher_that_breaks_ends_its_own_request(call: int, monkeypatch: pyte
 
 def test_a_guess_that_breaks_a_matcher_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would come after a wrong guess exceeds a limit: the answer is what it was."""
-    one = request("a", [3], constraint=OTHERS[1], max_tokens=30)
+    one = request("a", [3], constraint=LONG, max_tokens=30)
     law, _ = play([one])
 
     class Second(GrammarMatcher):
