@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -248,15 +249,11 @@ def test_long_chains_do_not_end_the_process(text: str) -> None:
     """They overflow an ordinary stack. Taken or refused, this process lives, and the compiler goes on."""
     one = constraint("grammar", text)
     assert len(text) < 1 << 16
-    try:
+    with suppress(RequestError):
         COMPILER.check(one)
-    except RequestError:
-        pass
     chain = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(1200)}
-    try:
+    with suppress(RequestError):
         COMPILER.check(constraint("json_schema", {"$ref": "#/$defs/d0", "$defs": {**chain, "d1200": {}}}))
-    except RequestError:
-        pass
     COMPILER.check(constraint("regex", "a"))
 
 
