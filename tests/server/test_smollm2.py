@@ -149,7 +149,7 @@ CITY: dict[str, Any] = {
     "required": ["city", "country", "population"],
     "additionalProperties": False,
 }
-FORMAT: dict[str, Any] = {
+FORMAT: Any = {
     "type": "json_schema",
     "json_schema": {"name": "city", "strict": True, "schema": CITY},
 }
@@ -176,12 +176,14 @@ def test_structured_output_for_the_clients_that_people_use(server: ServerProcess
             server.kill_worker()
         text += chunk.choices[0].delta.content or ""
     assert text == answer.message.content
+    extra: Any
+    any_object: Any = {"type": "json_object"}
     for extra in ({"guided_json": CITY}, {"structured_outputs": {"json": CITY}}):
         again = client.chat.completions.create(**fields, extra_body=extra).choices[0]
         assert again.message.content == answer.message.content
     cut = client.chat.completions.create(**fields | {"max_tokens": 5}, response_format=FORMAT).choices[0]
     assert cut.finish_reason == "length"
-    free = client.chat.completions.create(**fields, response_format={"type": "json_object"}).choices[0]
+    free = client.chat.completions.create(**fields, response_format=any_object).choices[0]
     if free.finish_reason == "stop":
         assert isinstance(json.loads(free.message.content or ""), dict)
     for extra, matches in (
