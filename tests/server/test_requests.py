@@ -90,7 +90,6 @@ def test_a_bad_value_is_refused_with_field_value_and_range(
         ("logprobs", 3, "true or false"),
         ("tools", [{"type": "function"}], "not supported"),
         ("tool_choice", "required", "not supported"),
-        ("response_format", {"type": "json_object"}, "not supported"),
         ("modalities", ["audio"], "only text"),
     ],
 )

@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from tenfold.config import PAGE_ROWS
-from tenfold.limits import PromptTooLong, check_prompt
-from tenfold.protocol import EnginePlan, Request
+from tenfold.constraints.compiler import Compiler
+from tenfold.limits import PromptTooLong, RequestError, Unsupported, check_prompt
+from tenfold.protocol import Constraint, EnginePlan, Request
 from tenfold.server.errors import ApiError, invalid, unexpected
 from tenfold.server.exchange import Exchange, Receive, Scope, Send, answer, answer_error
 from tenfold.server.flights import ClientGone, Flight, Flights
@@ -54,6 +55,7 @@ class App:
         self._text = text
         self._flights = flights
         self._metrics = metrics
+        self._constraints = Compiler(lambda: text.tokenizer, plan.vocab_size)
         self._long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long-body")
         self._created = int(time.time())
         self._models = msgspec.json.encode({"object": "list", "data": [self._model_object()]})
@@ -146,11 +148,26 @@ class App:
     async def prepare(self, chat: bool, body: bytes) -> tuple[ApiRequest, tuple[int, ...]]:
         """A body, checked, and its prompt's tokens.
 
-        Raises ApiError: a field is wrong, there are too many tokens or none, or the template refuses.
+        Raises ApiError: a field is wrong, there are too many tokens or none, the template refuses, or the
+        constraint cannot be enforced.
         """
+        loop = asyncio.get_running_loop()
         if len(body) <= LONG_BODY:
-            return self._prepare(chat, body)
-        return await asyncio.get_running_loop().run_in_executor(self._long, self._prepare, chat, body)
+            prepared = self._prepare(chat, body)
+        else:
+            prepared = await loop.run_in_executor(self._long, self._prepare, chat, body)
+        constraint = prepared[0].params.constraint
+        if constraint is not None:
+            await loop.run_in_executor(self._long, self._check_constraint, constraint)
+        return prepared
+
+    def _check_constraint(self, constraint: Constraint) -> None:
+        """Compiles it, as the worker will: what cannot be enforced never gets there."""
+        try:
+            self._constraints.check(constraint)
+        except RequestError as error:
+            code = "unsupported_value" if isinstance(error, Unsupported) else "invalid_value"
+            raise invalid(error.field, str(error), code=code) from None
 
     def _prepare(self, chat: bool, body: bytes) -> tuple[ApiRequest, tuple[int, ...]]:
         plan = self._plan
