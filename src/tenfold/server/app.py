@@ -1,4 +1,4 @@
-"""The HTTP endpoints, as a bare ASGI application: routes, bodies, prompts."""
+"""The HTTP endpoints, as a bare ASGI application: routes and bodies."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from typing import Any
 
 import msgspec
 
-from tenfold.config import PAGE_ROWS
-from tenfold.limits import PromptTooLong, check_prompt
-from tenfold.protocol import EnginePlan, Request
-from tenfold.server.errors import ApiError, invalid, unexpected
+from tenfold.protocol import EnginePlan
+from tenfold.server.chat_setup import ChatSetup, choose_chat
+from tenfold.server.choices import Tower
+from tenfold.server.endpoints import ENDPOINTS, Endpoint
+from tenfold.server.errors import ApiError, unexpected
 from tenfold.server.exchange import Exchange, Receive, Scope, Send, answer, answer_error
-from tenfold.server.flights import ClientGone, Flight, Flights
+from tenfold.server.flights import ClientGone, Flights
 from tenfold.server.metrics import Metrics
-from tenfold.server.output import Output
-from tenfold.server.requests import ApiRequest, parse_chat, parse_completion
-from tenfold.server.shapes import ChatShape, CompletionShape, Shape
+from tenfold.server.prepare import Job, Preparer
 from tenfold.server.text import Text
 
 LONG_BODY = 1 << 14
@@ -47,11 +46,13 @@ class App:
         text: Text,
         flights: Flights,
         metrics: Metrics,
+        chat: ChatSetup | None = None,
     ) -> None:
+        """``chat``: how the model calls tools and reasons; None: as its chat template shows."""
         self._model = model
         self._plan = plan
         self._max_body_bytes = max_body_bytes
-        self._text = text
+        self._preparer = Preparer(model, plan, text, chat or choose_chat(text))
         self._flights = flights
         self._metrics = metrics
         self._long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long-body")
@@ -63,7 +64,6 @@ class App:
             "/metrics": lambda: (200, metrics.page(), "text/plain; version=0.0.4; charset=utf-8"),
             "/v1/models": lambda: (200, self._models, "application/json"),
         }
-        self._posts = {"/v1/chat/completions": True, "/v1/completions": False}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,9 +71,9 @@ class App:
         path, method = scope["path"], scope["method"]
         request_id = _request_id(scope)
         try:
-            if path in self._posts:
+            if path in ENDPOINTS:
                 _check_method(method, ("POST",))
-                await Exchange(self, request_id, self._posts[path], receive, send).run(scope)
+                await Exchange(self, request_id, ENDPOINTS[path], receive, send).run(scope)
                 return
             if path.startswith("/v1/models/"):
                 _check_method(method, ("GET", "HEAD"))
@@ -82,7 +82,7 @@ class App:
                 _check_method(method, ("GET", "HEAD"))
                 status, body, kind = self._gets[path]()
             else:
-                known = ", ".join([*self._posts, *self._gets])
+                known = ", ".join([*ENDPOINTS, *self._gets])
                 raise ApiError(404, f"there is nothing at {path}; there is: {known}", code="not_found")
         except ApiError as error:
             await answer_error(send, request_id, error)
@@ -143,75 +143,20 @@ class App:
             if not message.get("more_body"):
                 return b"".join(parts)
 
-    async def prepare(self, chat: bool, body: bytes) -> tuple[ApiRequest, tuple[int, ...]]:
-        """A body, checked, and its prompt's tokens.
-
-        Raises ApiError: a field is wrong, there are too many tokens or none, or the template refuses.
-        """
+    async def prepare(self, endpoint: Endpoint, body: bytes, id: str) -> Job:
+        """See `Preparer.job`."""
         if len(body) <= LONG_BODY:
-            return self._prepare(chat, body)
-        return await asyncio.get_running_loop().run_in_executor(self._long, self._prepare, chat, body)
+            return self._preparer.job(endpoint, body, id)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._long, self._preparer.job, endpoint, body, id)
 
-    def _prepare(self, chat: bool, body: bytes) -> tuple[ApiRequest, tuple[int, ...]]:
-        plan = self._plan
-        parsed = (parse_chat if chat else parse_completion)(body, (self._model,), plan.vocab_size)
-        try:
-            ids = self._encode(parsed)
-            check_prompt(ids, 0, plan.vocab_size, plan.max_context, plan.kv_pages * PAGE_ROWS)
-            wanted = parsed.params.max_tokens or 0
-            if len(ids) + wanted > plan.max_context:
-                raise PromptTooLong(
-                    "prompt",
-                    f"has {len(ids)} tokens and {wanted} were asked for; the model's context is "
-                    f"{plan.max_context}. Shorten the prompt, or lower max_tokens",
-                )
-        except PromptTooLong as error:
-            raise invalid(parsed.prompt_field, str(error), code="context_length_exceeded") from None
-        except ValueError as error:
-            raise invalid(parsed.prompt_field, str(error)) from None
-        return parsed, ids
-
-    def _encode(self, parsed: ApiRequest) -> tuple[int, ...]:
-        if parsed.token_ids is not None:
-            return parsed.token_ids
-        context = self._plan.max_context
-        if parsed.messages is not None:
-            return tuple(self._text.encode_chat(parsed.messages, context))
-        assert parsed.text is not None
-        return tuple(self._text.encode_prompt(parsed.text, context))
-
-    def submit(self, request: Request) -> Flight:
-        """See `Flights.submit`."""
-        return self._flights.submit(request)
-
-    def open(self, chat: bool, parsed: ApiRequest, request_id: str) -> tuple[Output, Shape]:
-        """What turns the engine's tokens into this request's answer."""
-        kind, prefix = (ChatShape, "chatcmpl-") if chat else (CompletionShape, "cmpl-")
-        shape: Shape = kind(
-            prefix + request_id,
-            int(time.time()),
-            self._model,
-            self._text.tokenizer,
-            parsed.params.logprobs is not None,
-            parsed.include_usage,
-        )
-        return Output(self._text.stream(parsed.params.stop)), shape
-
-    def release(self, flight: Flight, keep: int | None = None) -> None:
-        """See `Flights.release`."""
-        self._flights.release(flight, keep)
-
-    def cancel(self, flight: Flight) -> None:
-        """See `Flights.cancel`."""
-        self._flights.cancel(flight)
+    @property
+    def tower(self) -> Tower:
+        return self._flights
 
     @property
     def metrics(self) -> Metrics:
         return self._metrics
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return tuple(self._text.tokenizer.eos_token_ids)
 
 
 def _check_method(method: str, allowed: tuple[str, ...]) -> None:
