@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,11 +23,14 @@ from tenfold.server.flights import ClientGone, Flights
 from tenfold.server.metrics import Metrics
 from tenfold.server.prepare import Job, Preparer
 from tenfold.server.text import Text
+from tenfold.server.tokenize import TokenEndpoints
 
 LONG_BODY = 1 << 14
 """Bytes; a longer body is checked and tokenized in a thread, so that streams do not stand still meanwhile."""
 _LONG_THREADS = 2
 """Each may hold Python's lock for some milliseconds when the event loop wants it: few, so others wait."""
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,8 @@ class App:
         self._preparer = Preparer(model, plan, text, chat or choose_chat(text))
         self._flights = flights
         self._metrics = metrics
+        tokens = TokenEndpoints(self._preparer)
+        self._tools = {"/tokenize": tokens.tokenize, "/detokenize": tokens.detokenize}
         self._long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long-body")
         self._created = int(time.time())
         self._models = msgspec.json.encode({"object": "list", "data": [self._model_object()]})
@@ -75,6 +80,11 @@ class App:
                 _check_method(method, ("POST",))
                 await Exchange(self, request_id, ENDPOINTS[path], receive, send).run(scope)
                 return
+            if path in self._tools:
+                _check_method(method, ("POST",))
+                data = await self._apart(self._tools[path], await self.read_body(scope, receive))
+                await answer(send, request_id, 200, data, "application/json")
+                return
             if path.startswith("/v1/models/"):
                 _check_method(method, ("GET", "HEAD"))
                 status, body, kind = self._one_model(path.removeprefix("/v1/models/"))
@@ -82,10 +92,12 @@ class App:
                 _check_method(method, ("GET", "HEAD"))
                 status, body, kind = self._gets[path]()
             else:
-                known = ", ".join([*ENDPOINTS, *self._gets])
+                known = ", ".join([*ENDPOINTS, *self._tools, *self._gets])
                 raise ApiError(404, f"there is nothing at {path}; there is: {known}", code="not_found")
         except ApiError as error:
             await answer_error(send, request_id, error)
+            return
+        except ClientGone:
             return
         except Exception:
             log.exception("%s %s failed", method, path)
@@ -145,10 +157,13 @@ class App:
 
     async def prepare(self, endpoint: Endpoint, body: bytes, id: str) -> Job:
         """See `Preparer.job`."""
+        return await self._apart(lambda body: self._preparer.job(endpoint, body, id), body)
+
+    async def _apart(self, work: Callable[[bytes], T], body: bytes) -> T:
+        """``work`` on a body, in a thread if that takes long."""
         if len(body) <= LONG_BODY:
-            return self._preparer.job(endpoint, body, id)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._long, self._preparer.job, endpoint, body, id)
+            return work(body)
+        return await asyncio.get_running_loop().run_in_executor(self._long, work, body)
 
     @property
     def tower(self) -> Tower:

@@ -54,7 +54,7 @@ class ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """The body of ``/v1/chat/completions``. Raises `ApiError`."""
-    fields = _fields(body, models)
+    fields = open_body(body, models)
     messages = parse_messages(fields.take("messages"))
     wanted = fields.boolean("logprobs")
     top = fields.integer("top_logprobs", _logprobs_range(vocab_size))
@@ -70,7 +70,7 @@ def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequ
     fields.only("verbosity", ("medium",), "models here know no such setting; say it in a message")
     params = _params(fields, vocab_size, max_tokens, (top or 0) if wanted else None)
     n = fields.integer("n", Range(1, MAX_CHOICES)) or 1
-    variables = _template_variables(fields)
+    variables = template_variables(fields)
     stream, include_usage = _streaming(fields)
     fields.finish()
     return ApiRequest(
@@ -86,7 +86,7 @@ def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequ
 
 def parse_completion(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """The body of ``/v1/completions``. Raises `ApiError`."""
-    fields = _fields(body, models)
+    fields = open_body(body, models)
     prompts = _prompts(fields.take("prompt"), vocab_size)
     logprobs = fields.integer("logprobs", _logprobs_range(vocab_size))
     max_tokens = _max_tokens(fields, "max_tokens")
@@ -114,7 +114,8 @@ def parse_completion(body: bytes, models: tuple[str, ...], vocab_size: int) -> A
     )
 
 
-def _fields(body: bytes, models: tuple[str, ...]) -> Fields:
+def open_body(body: bytes, models: tuple[str, ...]) -> Fields:
+    """A body taken apart, and the fields of every API: the model and labels. Raises `ApiError`."""
     try:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -178,7 +179,7 @@ def _params(fields: Fields, vocab_size: int, max_tokens: int | None, logprobs: i
         # Drawn here and not in the worker, so that another worker can carry on with the same noise.
         seed=secrets.randbits(63) if seed is None else seed & ((1 << 64) - 1),
         stop=_stop(fields.take("stop")),
-        stop_token_ids=_token_ids("stop_token_ids", fields.take("stop_token_ids"), vocab_size),
+        stop_token_ids=token_ids("stop_token_ids", fields.take("stop_token_ids"), vocab_size),
         max_tokens=max_tokens,
         ignore_eos=fields.boolean("ignore_eos"),
         logprobs=logprobs,
@@ -209,7 +210,8 @@ def _stop(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
+def token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
+    """A list of token ids; empty for null."""
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -246,7 +248,7 @@ def _prompts(value: Any, vocab_size: int) -> tuple[str | tuple[int, ...], ...]:
         )
     if value and isinstance(value[0], str | list):
         return _several(value, vocab_size)
-    ids = _token_ids("prompt", value, vocab_size)
+    ids = token_ids("prompt", value, vocab_size)
     if not ids:
         raise invalid("prompt", "prompt is empty; it must have at least one token")
     return (ids,)
@@ -264,7 +266,7 @@ def _several(value: list[Any], vocab_size: int) -> tuple[str | tuple[int, ...], 
         )
     prompts = []
     for index, item in enumerate(value):
-        prompt = item if isinstance(item, str) else _token_ids(f"prompt[{index}]", item, vocab_size)
+        prompt = item if isinstance(item, str) else token_ids(f"prompt[{index}]", item, vocab_size)
         if not isinstance(item, str) and not item:
             raise invalid(f"prompt[{index}]", f"prompt[{index}] is empty; it must have at least one token")
         prompts.append(prompt)
@@ -286,7 +288,7 @@ def _metadata(value: Any) -> None:
             )
 
 
-def _template_variables(fields: Fields) -> dict[str, Any]:
+def template_variables(fields: Fields) -> dict[str, Any]:
     """``chat_template_kwargs``, and ``reasoning_effort`` for the templates that know it."""
     value = fields.take("chat_template_kwargs")
     if value is not None and not isinstance(value, dict):
@@ -295,6 +297,11 @@ def _template_variables(fields: Fields) -> dict[str, Any]:
             f"chat_template_kwargs is {show(value)}; it must be an object of variables",
         )
     variables: dict[str, Any] = dict(value or {})
+    for name in ("messages", "tools", "add_generation_prompt"):
+        if name in variables:
+            raise invalid(
+                f"chat_template_kwargs.{name}", f"chat_template_kwargs.{name} is not for this field to give"
+            )
     effort = fields.string("reasoning_effort")
     if effort is not None:
         variables["reasoning_effort"] = effort
