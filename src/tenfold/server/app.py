@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tenfold.protocol import EnginePlan
+from tenfold.constraints.compiler import Compiler
+from tenfold.limits import RequestError, Unsupported
+from tenfold.protocol import Constraint, EnginePlan
 from tenfold.server.chat_setup import ChatSetup, choose_chat
 from tenfold.server.choices import Tower
 from tenfold.server.endpoints import ENDPOINTS, Endpoint
-from tenfold.server.errors import ApiError, unexpected
+from tenfold.server.errors import ApiError, invalid, unexpected
 from tenfold.server.exchange import Exchange, Receive, Scope, Send, answer, answer_error
 from tenfold.server.flights import ClientGone, Flights
 from tenfold.server.metrics import Metrics
@@ -60,6 +62,7 @@ class App:
         self._metrics = metrics
         tokens = TokenEndpoints(self._preparer)
         self._tools = {"/tokenize": tokens.tokenize, "/detokenize": tokens.detokenize}
+        self._constraints = Compiler(lambda: text.tokenizer, plan.vocab_size)
         self._long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long-body")
         self._created = int(time.time())
         self._models = msgspec.json.encode({"object": "list", "data": [self._model_object()]})
@@ -157,13 +160,26 @@ class App:
 
     async def prepare(self, endpoint: Endpoint, body: bytes, id: str) -> Job:
         """See `Preparer.job`."""
-        return await self._apart(lambda body: self._preparer.job(endpoint, body, id), body)
+        job = await self._apart(lambda body: self._preparer.job(endpoint, body, id), body)
+        constraint = job.choices[0].request.params.constraint
+        if constraint is not None:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._long, self._check_constraint, constraint)
+        return job
 
     async def _apart(self, work: Callable[[bytes], T], body: bytes) -> T:
         """``work`` on a body, in a thread if that takes long."""
         if len(body) <= LONG_BODY:
             return work(body)
         return await asyncio.get_running_loop().run_in_executor(self._long, work, body)
+
+    def _check_constraint(self, constraint: Constraint) -> None:
+        """Compiles it, as the worker will: what cannot be enforced never gets there."""
+        try:
+            self._constraints.check(constraint)
+        except RequestError as error:
+            code = "unsupported_value" if isinstance(error, Unsupported) else "invalid_value"
+            raise invalid(error.field, str(error), code=code) from None
 
     @property
     def tower(self) -> Tower:

@@ -9,6 +9,7 @@ import msgspec
 
 from tenfold.limits import MAX_LOGPROBS, RANGES, Range
 from tenfold.protocol import SamplingParams
+from tenfold.server.constraints import take_constraint
 from tenfold.server.errors import ApiError, invalid
 from tenfold.server.fields import Fields, check_integer, check_number, show
 from tenfold.server.messages import parse_messages
@@ -62,7 +63,6 @@ def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequ
         raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
     max_tokens = _max_tokens(fields, "max_completion_tokens", "max_tokens")
     tools = parse_tools(fields)
-    fields.only("response_format", ({"type": "text"},), "structured output is not supported yet")
     fields.only("modalities", (["text"],), "only text is supported")
     fields.only("audio", (), "only text is supported")
     fields.only("prediction", (), "speculation drafts from its own sources; see the documentation")
@@ -166,6 +166,10 @@ def _params(fields: Fields, vocab_size: int, max_tokens: int | None, logprobs: i
     fields.only("store", (False,), "nothing is stored")
     fields.only("service_tier", ("auto", "default"), "there is one tier")
     seed = fields.integer("seed", RANGES["seed"])
+    constraint = take_constraint(fields)
+    ignore_eos = fields.boolean("ignore_eos")
+    if constraint is not None and ignore_eos:
+        raise invalid("ignore_eos", f"ignore_eos is true, but {constraint.field} says where the answer ends")
     return SamplingParams(
         temperature=fields.number("temperature", 1.0, TEMPERATURE),
         top_p=fields.number("top_p", 1.0, RANGES["top_p"]),
@@ -181,8 +185,9 @@ def _params(fields: Fields, vocab_size: int, max_tokens: int | None, logprobs: i
         stop=_stop(fields.take("stop")),
         stop_token_ids=token_ids("stop_token_ids", fields.take("stop_token_ids"), vocab_size),
         max_tokens=max_tokens,
-        ignore_eos=fields.boolean("ignore_eos"),
+        ignore_eos=ignore_eos,
         logprobs=logprobs,
+        constraint=constraint,
     )
 
 
