@@ -14,18 +14,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from tenfold.constraints.compiler import Compiler
-from tenfold.limits import RequestError, Unsupported
+from tenfold.limits import RequestError
 from tenfold.protocol import Constraint, EnginePlan
 from tenfold.server.chat_setup import ChatSetup, choose_chat
 from tenfold.server.choices import Tower
 from tenfold.server.endpoints import ENDPOINTS, Endpoint
-from tenfold.server.errors import ApiError, invalid, unexpected
+from tenfold.server.errors import ApiError, unexpected
 from tenfold.server.exchange import Exchange, Receive, Scope, Send, answer, answer_error
 from tenfold.server.flights import ClientGone, Flights
 from tenfold.server.metrics import Metrics
 from tenfold.server.prepare import Job, Preparer
 from tenfold.server.text import Text
 from tenfold.server.tokenize import TokenEndpoints
+from tenfold.server.tool_constraint import refusal
 
 LONG_BODY = 1 << 14
 """Bytes; a longer body is checked and tokenized in a thread, so that streams do not stand still meanwhile."""
@@ -178,8 +179,7 @@ class App:
         try:
             self._constraints.check(constraint)
         except RequestError as error:
-            code = "unsupported_value" if isinstance(error, Unsupported) else "invalid_value"
-            raise invalid(error.field, str(error), code=code) from None
+            raise refusal(error) from None
 
     @property
     def tower(self) -> Tower:

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from tenfold.config import PAGE_ROWS
 from tenfold.limits import PromptTooLong, check_prompt
@@ -19,6 +20,7 @@ from tenfold.server.errors import invalid
 from tenfold.server.requests import ApiRequest
 from tenfold.server.shapes import Shape
 from tenfold.server.text import ChatPrompt, Text
+from tenfold.server.tool_constraint import chat_constraint
 from tenfold.server.tool_formats.choose import write_out
 from tenfold.server.tools import ToolUse
 
@@ -52,6 +54,7 @@ class Preparer:
             prompt = self.conversation(parsed.messages, parsed.tools, parsed.template_variables)
             sections = self._sections(parsed.tools, prompt.text)
             prompts = [self._checked(parsed, tuple(prompt.ids), parsed.prompt_field)]
+            parsed = self._constrained(parsed, sections)
         else:
             prompts = [self._prompt(parsed, index) for index in range(len(parsed.prompts))]
         choices = [
@@ -120,24 +123,22 @@ class Preparer:
             opened=reasoning is not None and reasoning.opened_by(prompt),
         )
 
+    def _constrained(self, parsed: ApiRequest, sections: Sections) -> ApiRequest:
+        params = parsed.params
+        constraint = chat_constraint(params.constraint, parsed.tools, sections, self.text.special_tokens)
+        if constraint is None or constraint is params.constraint:
+            return parsed
+        if params.ignore_eos:
+            raise invalid(
+                "ignore_eos", f"ignore_eos is true, but with {constraint.field} the answer has an end"
+            )
+        return replace(parsed, params=replace(params, constraint=constraint))
+
     def _check_tools(self, tools: ToolUse) -> None:
         setup = self._chat.tools
         if setup.form is None:
             raise invalid(
                 "tools", f"tools: {self.model} cannot call tools: {setup.why}", code="unsupported_value"
-            )
-        if tools.choice == "required":
-            raise invalid(
-                "tool_choice",
-                "tool_choice: a call cannot be forced: that needs constraints, which are not supported yet; "
-                'use "auto"',
-                code="unsupported_value",
-            )
-        if tools.strict:
-            raise invalid(
-                "tools",
-                "tools: strict needs constraints, which are not supported yet; leave it out",
-                code="unsupported_value",
             )
 
     def _prompt(self, parsed: ApiRequest, index: int) -> tuple[int, ...]:
