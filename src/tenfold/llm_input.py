@@ -10,7 +10,7 @@ import msgspec
 
 from tenfold.limits import PromptTooLong
 from tenfold.protocol import SamplingParams
-from tenfold.server.requests import ROLES
+from tenfold.server.messages import ROLES
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""

@@ -34,7 +34,10 @@ class FakeTokenizer:
 class FakeTemplate:
     """``role:content|`` for each message."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    source = "{% for message in messages %}"
+    variables = frozenset({"messages"})
+
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
         if messages[0]["role"] == "tool":
             raise ValueError("a conversation cannot begin with a tool's answer")
         return "".join(f"{message['role']}:{message['content']}|" for message in messages)
@@ -43,7 +46,7 @@ class FakeTemplate:
 class FakeStream:
     """Holds back any tail that a stop string may begin with."""
 
-    def __init__(self, stop: tuple[str, ...]) -> None:
+    def __init__(self, stop: tuple[str, ...], shown: frozenset[int] = frozenset()) -> None:
         self._stop = stop
         self._held = ""
         self.stopped: str | None = None

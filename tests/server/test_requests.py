@@ -57,12 +57,16 @@ BAD_IN_BOTH = [
     ("ignore_eos", 1, "true or false"),
     ("stream", "yes", "true or false"),
     ("stream_options", {"include_usage": True}, "stream: true"),
-    ("n", 2, "only n = 1"),
-    ("n", True, "only n = 1"),
+    ("n", 0, "from 1 to 128"),
+    ("n", 129, "from 1 to 128"),
+    ("n", True, "an integer"),
+    ("safety_identifier", 5, "a string"),
+    ("prompt_cache_key", 5, "a string"),
+    ("prompt_cache_retention", "24h", "the cache keeps"),
     ("user", 5, "a string"),
     ("model", 5, "a string"),
     ("store", True, "nothing is stored"),
-    ("metadata", {"a": "b"}, "nothing is stored"),
+    ("metadata", {str(i): "" for i in range(17)}, "up to 16"),
     ("service_tier", "flex", "one tier"),
 ]
 
@@ -88,8 +92,19 @@ def test_a_bad_value_is_refused_with_field_value_and_range(
         ("messages", "Hi", "a list"),
         ("top_logprobs", 3, "logprobs: true"),
         ("logprobs", 3, "true or false"),
-        ("tools", [{"type": "function"}], "not supported"),
-        ("tool_choice", "required", "not supported"),
+        ("tools", {}, "a list"),
+        ("tools", [{}] * 129, "up to 128"),
+        ("tool_choice", "required", "no tools"),
+        ("tool_choice", "maybe", '"none", "auto", "required"'),
+        ("parallel_tool_calls", 1, "true or false"),
+        ("functions", [{"name": "f"}], "use tools"),
+        ("function_call", {"name": "f"}, "use tool_choice"),
+        ("reasoning_effort", 3, "a string"),
+        ("chat_template_kwargs", [], "an object"),
+        ("verbosity", "low", "no such setting"),
+        ("prediction", {"type": "content"}, "drafts"),
+        ("web_search_options", {}, "searches nothing"),
+        ("audio", {"voice": "x"}, "only text"),
         ("modalities", ["audio"], "only text"),
     ],
 )
@@ -106,11 +121,11 @@ def test_a_bad_chat_value_is_refused(field: str, value: Any, says: str) -> None:
     [
         ("prompt", None, "missing"),
         ("prompt", [], "empty"),
-        ("prompt", ["a", "b"], "one a request"),
+        ("prompt", ["a"] * 129, "up to 128"),
         ("prompt", {"a": 1}, "a string or a list"),
         ("logprobs", 21, "from 0 to 20"),
-        ("echo", True, "not echoed"),
-        ("best_of", 2, "only best_of = 1"),
+        ("echo", 1, "true or false"),
+        ("best_of", 2, "only best_of = n (1)"),
         ("suffix", "x", "not supported"),
     ],
 )
@@ -136,7 +151,11 @@ def test_a_bad_completion_value_is_refused(field: str, value: Any, says: str) ->
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "a", "mood": 1}]}, "messages[0].mood"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [1]}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "tool_calls": [1]}]},
+            "messages[0].tool_calls[0]",
+        ),
+        ({"metadata": {"a": 1}}, "metadata.a"),
         ({"messages": ["Hi"]}, "messages[0]"),
     ],
 )
@@ -280,9 +299,9 @@ def test_text_parts_are_joined_and_prompts_may_be_ids() -> None:
     assert chat(messages=[{"role": "user", "content": parts}]).messages == [
         {"role": "user", "content": "a\nb"}
     ]
-    assert completion(prompt=[1, 2]).token_ids == (1, 2)
-    assert completion(prompt=[[1, 2]]).token_ids == (1, 2)
-    assert completion(prompt=["x"]).text == "x"
+    assert completion(prompt=[1, 2]).prompts == ((1, 2),)
+    assert completion(prompt=[[1, 2], [3]]).prompts == ((1, 2), (3,))
+    assert completion(prompt="x").prompts == completion(prompt=["x"]).prompts == ("x",)
 
 
 @pytest.mark.parametrize(
@@ -293,8 +312,6 @@ def test_a_prompt_of_different_things_is_not_taken_for_several(prompt: Any) -> N
     odd = next(i for i, item in enumerate(prompt) if type(item) is not type(prompt[0]))
     with pytest.raises(ApiError, match=rf"prompt\[{odd}\] is .* list of token ids|prompt\[{odd}\].*integer"):
         completion(prompt=prompt)
-    with pytest.raises(ApiError, match="has 2 prompts"):
-        completion(prompt=[prompt[0]] * 2 if not isinstance(prompt[0], int) else [[1], [2]])
 
 
 def test_max_tokens_and_its_new_name_must_agree() -> None:

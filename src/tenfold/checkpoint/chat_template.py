@@ -18,6 +18,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -160,15 +161,21 @@ class ChatTemplate:
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {**(named_tokens or {}), **{k: v for k, v in tokens.items() if v is not None}}
         self._templates: dict[str, jinja2.Template] = {}
+        variables: set[str] = {"tools"} if "tool_use" in sources else set()
         for name, text in sources.items():
             try:
                 self._templates[name] = environment.from_string(text)
+                variables |= find_undeclared_variables(environment.parse(text))
             except jinja2.TemplateSyntaxError as error:
                 raise CheckpointError(
                     f"the chat template {name!r}, line {error.lineno}: {error.message}"
                 ) from error
             except RecursionError:
                 raise CheckpointError(f"the chat template {name!r} is nested too deep") from None
+        self.source = "\n".join(sources.values())
+        """All of its text."""
+        self.variables = frozenset(variables)
+        """What it reads that it does not set: ``tools`` where it can put tools to the model."""
 
     @classmethod
     def from_gguf_metadata(
@@ -213,6 +220,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,

@@ -59,17 +59,29 @@ class StopStrings:
             if self.match[state] is None:
                 self.match[state] = self.match[self.fallback[state]]
 
+    def step(self, state: int, char: str) -> int:
+        """The state behind ``char``. Begin with 0."""
+        while state and char not in self.next[state]:
+            state = self.fallback[state]
+        return self.next[state].get(char, 0)
+
 
 class TextStream:
     """The text of one answer. Costs O(1) per character, amortised, however many stop strings there are.
 
-    ``skip_special_tokens``: special tokens are no text: they are neither sent nor part of a stop string.
+    ``skip_special_tokens``: special tokens are no text: they are neither sent nor part of a stop string; but
+    for those in ``shown``, which are sent by name.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...] = (),
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopStrings(stop) if stop else None
@@ -92,7 +104,7 @@ class TextStream:
             if self.stopped is not None:
                 break
             self.tokens_used += 1
-            data = self._tokenizer.token_bytes(token, self._skip_special_tokens)
+            data = self._tokenizer.token_bytes(token, self._skip_special_tokens and token not in self._shown)
             text = self._decoder.decode(data)
             if text:
                 sent.append(text if self._stops is None else self._release(self._stops, text))
@@ -116,9 +128,7 @@ class TextStream:
         """Takes new text in; gives back what can no longer be part of a stop string."""
         state = self._state
         for at, char in enumerate(text):
-            while state and char not in stops.next[state]:
-                state = stops.fallback[state]
-            state = stops.next[state].get(char, 0)
+            state = stops.step(state, char)
             found = stops.match[state]
             if found is not None:
                 self.stopped = found

@@ -1,4 +1,4 @@
-"""The HTTP endpoints, as a bare ASGI application: routes, bodies, prompts."""
+"""The HTTP endpoints, as a bare ASGI application: routes and bodies."""
 
 from __future__ import annotations
 
@@ -9,27 +9,31 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from tenfold.config import PAGE_ROWS
 from tenfold.constraints.compiler import Compiler
-from tenfold.limits import PromptTooLong, RequestError, Unsupported, check_prompt
-from tenfold.protocol import Constraint, EnginePlan, Request
-from tenfold.server.errors import ApiError, invalid, unexpected
+from tenfold.limits import RequestError
+from tenfold.protocol import Constraint, EnginePlan
+from tenfold.server.chat_setup import ChatSetup, choose_chat
+from tenfold.server.choices import Tower
+from tenfold.server.endpoints import ENDPOINTS, Endpoint
+from tenfold.server.errors import ApiError, unexpected
 from tenfold.server.exchange import Exchange, Receive, Scope, Send, answer, answer_error
-from tenfold.server.flights import ClientGone, Flight, Flights
+from tenfold.server.flights import ClientGone, Flights
 from tenfold.server.metrics import Metrics
-from tenfold.server.output import Output
-from tenfold.server.requests import ApiRequest, parse_chat, parse_completion
-from tenfold.server.shapes import ChatShape, CompletionShape, Shape
+from tenfold.server.prepare import Job, Preparer
 from tenfold.server.text import Text
+from tenfold.server.tokenize import TokenEndpoints
+from tenfold.server.tool_constraint import refusal
 
 LONG_BODY = 1 << 14
 """Bytes; a longer body is checked and tokenized in a thread, so that streams do not stand still meanwhile."""
 _LONG_THREADS = 2
 """Each may hold Python's lock for some milliseconds when the event loop wants it: few, so others wait."""
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +52,17 @@ class App:
         text: Text,
         flights: Flights,
         metrics: Metrics,
+        chat: ChatSetup | None = None,
     ) -> None:
+        """``chat``: how the model calls tools and reasons; None: as its chat template shows."""
         self._model = model
         self._plan = plan
         self._max_body_bytes = max_body_bytes
-        self._text = text
+        self._preparer = Preparer(model, plan, text, chat or choose_chat(text))
         self._flights = flights
         self._metrics = metrics
+        tokens = TokenEndpoints(self._preparer)
+        self._tools = {"/tokenize": tokens.tokenize, "/detokenize": tokens.detokenize}
         self._constraints = Compiler(lambda: text.tokenizer, plan.vocab_size)
         self._long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long-body")
         self._created = int(time.time())
@@ -65,7 +73,6 @@ class App:
             "/metrics": lambda: (200, metrics.page(), "text/plain; version=0.0.4; charset=utf-8"),
             "/v1/models": lambda: (200, self._models, "application/json"),
         }
-        self._posts = {"/v1/chat/completions": True, "/v1/completions": False}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,9 +80,14 @@ class App:
         path, method = scope["path"], scope["method"]
         request_id = _request_id(scope)
         try:
-            if path in self._posts:
+            if path in ENDPOINTS:
                 _check_method(method, ("POST",))
-                await Exchange(self, request_id, self._posts[path], receive, send).run(scope)
+                await Exchange(self, request_id, ENDPOINTS[path], receive, send).run(scope)
+                return
+            if path in self._tools:
+                _check_method(method, ("POST",))
+                data = await self._apart(self._tools[path], await self.read_body(scope, receive))
+                await answer(send, request_id, 200, data, "application/json")
                 return
             if path.startswith("/v1/models/"):
                 _check_method(method, ("GET", "HEAD"))
@@ -84,10 +96,12 @@ class App:
                 _check_method(method, ("GET", "HEAD"))
                 status, body, kind = self._gets[path]()
             else:
-                known = ", ".join([*self._posts, *self._gets])
+                known = ", ".join([*ENDPOINTS, *self._tools, *self._gets])
                 raise ApiError(404, f"there is nothing at {path}; there is: {known}", code="not_found")
         except ApiError as error:
             await answer_error(send, request_id, error)
+            return
+        except ClientGone:
             return
         except Exception:
             log.exception("%s %s failed", method, path)
@@ -145,90 +159,35 @@ class App:
             if not message.get("more_body"):
                 return b"".join(parts)
 
-    async def prepare(self, chat: bool, body: bytes) -> tuple[ApiRequest, tuple[int, ...]]:
-        """A body, checked, and its prompt's tokens.
-
-        Raises ApiError: a field is wrong, there are too many tokens or none, the template refuses, or the
-        constraint cannot be enforced.
-        """
-        loop = asyncio.get_running_loop()
-        if len(body) <= LONG_BODY:
-            prepared = self._prepare(chat, body)
-        else:
-            prepared = await loop.run_in_executor(self._long, self._prepare, chat, body)
-        constraint = prepared[0].params.constraint
+    async def prepare(self, endpoint: Endpoint, body: bytes, id: str) -> Job:
+        """See `Preparer.job`."""
+        job = await self._apart(lambda body: self._preparer.job(endpoint, body, id), body)
+        constraint = job.choices[0].request.params.constraint
         if constraint is not None:
+            loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._long, self._check_constraint, constraint)
-        return prepared
+        return job
+
+    async def _apart(self, work: Callable[[bytes], T], body: bytes) -> T:
+        """``work`` on a body, in a thread if that takes long."""
+        if len(body) <= LONG_BODY:
+            return work(body)
+        return await asyncio.get_running_loop().run_in_executor(self._long, work, body)
 
     def _check_constraint(self, constraint: Constraint) -> None:
         """Compiles it, as the worker will: what cannot be enforced never gets there."""
         try:
             self._constraints.check(constraint)
         except RequestError as error:
-            code = "unsupported_value" if isinstance(error, Unsupported) else "invalid_value"
-            raise invalid(error.field, str(error), code=code) from None
+            raise refusal(error) from None
 
-    def _prepare(self, chat: bool, body: bytes) -> tuple[ApiRequest, tuple[int, ...]]:
-        plan = self._plan
-        parsed = (parse_chat if chat else parse_completion)(body, (self._model,), plan.vocab_size)
-        try:
-            ids = self._encode(parsed)
-            check_prompt(ids, 0, plan.vocab_size, plan.max_context, plan.kv_pages * PAGE_ROWS)
-            wanted = parsed.params.max_tokens or 0
-            if len(ids) + wanted > plan.max_context:
-                raise PromptTooLong(
-                    "prompt",
-                    f"has {len(ids)} tokens and {wanted} were asked for; the model's context is "
-                    f"{plan.max_context}. Shorten the prompt, or lower max_tokens",
-                )
-        except PromptTooLong as error:
-            raise invalid(parsed.prompt_field, str(error), code="context_length_exceeded") from None
-        except ValueError as error:
-            raise invalid(parsed.prompt_field, str(error)) from None
-        return parsed, ids
-
-    def _encode(self, parsed: ApiRequest) -> tuple[int, ...]:
-        if parsed.token_ids is not None:
-            return parsed.token_ids
-        context = self._plan.max_context
-        if parsed.messages is not None:
-            return tuple(self._text.encode_chat(parsed.messages, context))
-        assert parsed.text is not None
-        return tuple(self._text.encode_prompt(parsed.text, context))
-
-    def submit(self, request: Request) -> Flight:
-        """See `Flights.submit`."""
-        return self._flights.submit(request)
-
-    def open(self, chat: bool, parsed: ApiRequest, request_id: str) -> tuple[Output, Shape]:
-        """What turns the engine's tokens into this request's answer."""
-        kind, prefix = (ChatShape, "chatcmpl-") if chat else (CompletionShape, "cmpl-")
-        shape: Shape = kind(
-            prefix + request_id,
-            int(time.time()),
-            self._model,
-            self._text.tokenizer,
-            parsed.params.logprobs is not None,
-            parsed.include_usage,
-        )
-        return Output(self._text.stream(parsed.params.stop)), shape
-
-    def release(self, flight: Flight, keep: int | None = None) -> None:
-        """See `Flights.release`."""
-        self._flights.release(flight, keep)
-
-    def cancel(self, flight: Flight) -> None:
-        """See `Flights.cancel`."""
-        self._flights.cancel(flight)
+    @property
+    def tower(self) -> Tower:
+        return self._flights
 
     @property
     def metrics(self) -> Metrics:
         return self._metrics
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return tuple(self._text.tokenizer.eos_token_ids)
 
 
 def _check_method(method: str, allowed: tuple[str, ...]) -> None:

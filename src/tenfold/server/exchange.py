@@ -1,24 +1,25 @@
-"""One completion request over HTTP, from its body to its last byte.
+"""One request for answers over HTTP, from its body to its last byte, whatever the API.
 
-What costs time once a token is written out here and in `shapes`: no framework stands between.
+What costs time once a token is written out here and in the shapes: no framework stands between.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, Protocol
 
-from tenfold.protocol import Request
-from tenfold.server.errors import ApiError, broken, unexpected
-from tenfold.server.flights import ClientGone, Flight
+from tenfold.server.answer_events import Delta, sum_of
+from tenfold.server.choices import Choices, Tower
+from tenfold.server.endpoints import Endpoint
+from tenfold.server.errors import ApiError, unexpected
+from tenfold.server.flights import ClientGone
 from tenfold.server.metrics import Metrics
-from tenfold.server.output import Output, Piece
-from tenfold.server.requests import ApiRequest
-from tenfold.server.shapes import DONE, Shape, event, usage
+from tenfold.server.prepare import Job
+from tenfold.server.shapes import Shape
 
 log = logging.getLogger("tenfold.requests")
 
@@ -34,83 +35,74 @@ class Desk(Protocol):
     def metrics(self) -> Metrics: ...
 
     @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
+    def tower(self) -> Tower: ...
 
     async def read_body(self, scope: Scope, receive: Receive) -> bytes: ...
 
-    async def prepare(self, chat: bool, body: bytes) -> tuple[ApiRequest, tuple[int, ...]]: ...
-
-    def submit(self, request: Request) -> Flight: ...
-
-    def open(self, chat: bool, parsed: ApiRequest, request_id: str) -> tuple[Output, Shape]: ...
-
-    def release(self, flight: Flight, keep: int | None = None) -> None: ...
-
-    def cancel(self, flight: Flight) -> None: ...
+    async def prepare(self, endpoint: Endpoint, body: bytes, id: str) -> Job: ...
 
 
 class Exchange:
-    """One completion request and its answer."""
+    """One request for answers, and these."""
 
-    def __init__(self, app: Desk, id: str, chat: bool, receive: Receive, send: Send) -> None:
+    def __init__(self, app: Desk, id: str, endpoint: Endpoint, receive: Receive, send: Send) -> None:
         self._app = app
         self._id = id
-        self._chat = chat
+        self._endpoint = endpoint
         self._receive = receive
         self._send = send
         self._began = time.monotonic()
         self._headers_sent = False
 
     async def run(self, scope: Scope) -> None:
-        """Answers, whatever happens; the flight is released on every way out."""
+        """Answers, whatever happens; all flights are released on every way out."""
         app = self._app
         try:
             body = await app.read_body(scope, self._receive)
-            parsed, prompt = await app.prepare(self._chat, body)
-            # The client's id may be used twice; the engine's must not be.
-            request = Request(
-                id=f"{self._id}-{secrets.token_hex(4)}",
-                prompt=prompt,
-                params=parsed.params,
-                eos_token_ids=app.eos_token_ids,
-            )
-            flight = app.submit(request)
+            job = await app.prepare(self._endpoint, body, self._id)
+            choices = Choices(app.tower, job.choices)
+            choices.start()
         except ApiError as error:
             await self._refuse(error)
             return
         except ClientGone:
             return
-        output, shape = app.open(self._chat, parsed, self._id)
-        watcher = asyncio.create_task(self._watch(flight))
-        finish: str | None = "error"
+        watcher = asyncio.create_task(self._watch(choices))
+        failed: str | None = "error"
         try:
             try:
-                if parsed.stream:
-                    await self._stream(flight, output, shape, parsed.include_usage)
+                if job.parsed.stream:
+                    await self._stream(choices, job.shape)
                 else:
-                    await self._whole(flight, output, shape)
-                finish = output.finish or "error"
+                    await self._whole(choices, job.shape)
+                failed = ""
             except ClientGone:
-                finish = "abort"
+                failed = "abort"
             except ApiError as error:
-                if error.status == 400 and flight.first_at is None:
-                    # The engine has checked what only it can know.
-                    finish = None
+                if self._never_began(choices, error):
+                    failed = None
                     if error.param == "prompt":
-                        error.param = parsed.prompt_field
+                        error.param = job.parsed.prompt_field
                     await self._refuse(error)
                 else:
                     log.error("%s failed: %s", self._id, error.message)
-                    await self._fail(error)
+                    await self._fail(error, job.shape)
             except Exception:
-                finish = "error"
                 log.exception("%s failed", self._id)
-                await self._fail(unexpected())
+                await self._fail(unexpected(), job.shape)
         finally:
             watcher.cancel()
-            app.release(flight)
-            if finish is not None:
-                self._account(flight, output, finish)
+            choices.release()
+            if failed is not None:
+                self._account(choices, failed)
+
+    def _never_began(self, choices: Choices, error: ApiError) -> bool:
+        """The engine has checked what only it can know, or there was no room for a request's further
+        choices."""
+        if self._headers_sent:
+            return False
+        flight = choices.all[0].flight
+        return error.status == 429 or (error.status == 400 and (flight is None or flight.first_at is None))
 
     async def _refuse(self, error: ApiError) -> None:
         """The request never began: it counts as rejected, and as nothing else."""
@@ -118,25 +110,31 @@ class Exchange:
         log.info("%s refused: %d %s", self._id, error.status, error.message)
         await answer_error(self._send, self._id, error)
 
-    async def _watch(self, flight: Flight) -> None:
-        """Cancels the flight as soon as the client hangs up."""
+    async def _watch(self, choices: Choices) -> None:
+        """Cancels everything as soon as the client hangs up."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._app.cancel(flight)
+        choices.cancel()
 
-    async def _next(self, flight: Flight, output: Output) -> Piece:
-        piece = output.push(await flight.next())
-        if output.finish is None:
-            return piece
-        # After a stop string the engine is still at work.
-        self._app.release(flight, output.completion_tokens if output.finish == "stop" else None)
-        if output.finish in ("error", "abort"):
-            raise broken(output.error or f"the engine ended the request: {output.finish}")
-        return piece
+    async def _stream(self, choices: Choices, shape: Shape) -> None:
+        opened: set[int] = set()
+        async with aclosing(choices.news()) as news:
+            async for choice, delta in news:
+                # Only now, so that a request that fails before its first token gets a proper status.
+                if not self._headers_sent:
+                    await self._begin_stream()
+                data = b""
+                if choice.index not in opened:
+                    opened.add(choice.index)
+                    data = shape.opening(choice.index, choices.usage())
+                data += shape.delta(choice.index, delta)
+                if choice.answer.finish is not None:
+                    data += shape.closing(choice.index, choice.answer.finish)
+                if data:
+                    await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send({"type": "http.response.body", "body": shape.ending(choices.usage())})
 
-    async def _stream(self, flight: Flight, output: Output, shape: Shape, include_usage: bool) -> None:
-        piece = await self._next(flight, output)
-        # Only now, so that a request that fails before its first token gets a proper status.
+    async def _begin_stream(self) -> None:
         self._headers_sent = True
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -145,67 +143,60 @@ class Exchange:
             (b"x-request-id", self._id.encode()),
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        data = shape.opening() + shape.delta(piece)
-        while output.finish is None:
-            if data:
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
-            data = shape.delta(await self._next(flight, output))
-        data += shape.closing(output.finish)
-        if include_usage:
-            data += shape.usage_event(_usage(flight, output))
-        await self._send({"type": "http.response.body", "body": data + DONE})
 
-    async def _whole(self, flight: Flight, output: Output, shape: Shape) -> None:
-        whole = Piece()
-        texts = []
-        while output.finish is None:
-            piece = await self._next(flight, output)
-            texts.append(piece.text)
-            whole.tokens += piece.tokens
-            whole.logprobs += piece.logprobs
-        whole.text = "".join(texts)
-        body = shape.whole(whole, output.finish, _usage(flight, output))
+    async def _whole(self, choices: Choices, shape: Shape) -> None:
+        deltas: list[list[Delta]] = [[] for _ in choices.all]
+        async with aclosing(choices.news()) as news:
+            async for choice, delta in news:
+                deltas[choice.index].append(delta)
+        body = shape.whole([sum_of(each) for each in deltas], choices.usage())
         await answer(self._send, self._id, 200, body, "application/json")
 
-    async def _fail(self, error: ApiError) -> None:
-        if self._headers_sent:  # an error event, and no [DONE]: nobody must take it for a complete answer
-            await self._send({"type": "http.response.body", "body": event(error.body())})
+    async def _fail(self, error: ApiError, shape: Shape) -> None:
+        if self._headers_sent:
+            await self._send({"type": "http.response.body", "body": shape.failure(error)})
         else:
             await answer_error(self._send, self._id, error)
 
-    def _account(self, flight: Flight, output: Output, finish: str) -> None:
+    def _account(self, choices: Choices, failed: str) -> None:
+        """``failed``: how the choices ended that have not, empty if all have."""
         now = time.monotonic()
-        prompt = len(flight.request.prompt)
-        cached = output.cached_tokens or 0
+        usage = choices.usage()
         metrics = self._app.metrics
-        metrics.finished[finish] += 1
+        finishes = []
+        for choice in choices.all:
+            finish = choice.answer.finish
+            finishes.append(finish.reason if finish is not None and not failed else failed or "error")
+            metrics.finished[finishes[-1]] += 1
         metrics.duration.observe(now - self._began)
-        if output.cached_tokens is not None:
-            metrics.prompt_tokens += prompt
-            metrics.cached_tokens += cached
+        first = choices.all[0]
+        if first.answer.cached_tokens is not None:
+            metrics.prompt_tokens += usage.prompt_tokens
+            metrics.cached_tokens += usage.cached_tokens
+        flights = [choice.flight for choice in choices.all if choice.flight is not None]
         ttft = rate = "-"
-        if flight.first_at is not None:
-            ttft = f"{(flight.first_at - self._began) * 1e3:.0f}"
-            if flight.last_at > flight.first_at:
-                rate = f"{(len(flight.tokens) - 1) / (flight.last_at - flight.first_at):.1f}"
+        begun = [flight.first_at for flight in flights if flight.first_at is not None]
+        if begun:
+            ttft = f"{(min(begun) - self._began) * 1e3:.0f}"
+            took = max(flight.last_at for flight in flights) - min(begun)
+            if took > 0:
+                tokens = sum(len(flight.tokens) for flight in flights)
+                rate = f"{(tokens - len(begun)) / took:.1f}"
+        queue_ms = first.answer.queue_ms
         log.info(
             "%s %s prompt=%d cached=%d new=%d queue_ms=%s ttft_ms=%s tokens=%d tok/s=%s deaths=%d finish=%s",
             self._id,
-            "chat" if self._chat else "completion",
-            prompt,
-            cached,
-            prompt - cached,
-            "-" if output.queue_ms is None else f"{output.queue_ms:.0f}",
+            self._endpoint.name,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.prompt_tokens - usage.cached_tokens,
+            "-" if queue_ms is None else f"{queue_ms:.0f}",
             ttft,
-            output.completion_tokens,
+            usage.completion_tokens,
             rate,
-            flight.deaths,
-            finish,
+            sum(flight.deaths for flight in flights),
+            ",".join(dict.fromkeys(finishes)),
         )
-
-
-def _usage(flight: Flight, output: Output) -> dict[str, Any]:
-    return usage(len(flight.request.prompt), output.completion_tokens, output.cached_tokens or 0)
 
 
 async def answer(

@@ -38,11 +38,11 @@ class Fields:
         value = self.take(name)
         return None if value is None else check_integer(name, value, range)
 
-    def boolean(self, name: str) -> bool:
-        """A boolean, False by default."""
+    def boolean(self, name: str, default: bool = False) -> bool:
+        """A boolean."""
         value = self.take(name)
         if value is None:
-            return False
+            return default
         if not isinstance(value, bool):
             raise invalid(name, f"{name} is {show(value)}; it must be true or false")
         return value
@@ -81,6 +81,16 @@ def check_number(name: str, value: Any, range: Range) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value not in range:
         raise invalid(name, f"{name} is {show(value)}; it must be a number {range}")
     return float(value)
+
+
+def token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
+    """A list of token ids; empty for null."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise invalid(name, f"{name} is {show(value)}; it must be a list of token ids")
+    ids = Range(0, vocab_size - 1)
+    return tuple(check_integer(f"{name}[{i}]", item, ids) for i, item in enumerate(value))
 
 
 def show(value: Any) -> str:

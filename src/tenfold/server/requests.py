@@ -11,68 +11,110 @@ from tenfold.limits import MAX_LOGPROBS, RANGES, Range
 from tenfold.protocol import SamplingParams
 from tenfold.server.constraints import take_constraint
 from tenfold.server.errors import ApiError, invalid
-from tenfold.server.fields import Fields, check_integer, check_number, show
+from tenfold.server.fields import Fields, check_number, show, token_ids
+from tenfold.server.messages import parse_messages
+from tenfold.server.prompts import MAX_CHOICES, parse_prompts
+from tenfold.server.tools import ToolUse, parse_tools
 
 MAX_STOPS = 16
 TEMPERATURE = msgspec.structs.replace(RANGES["temperature"], high=2.0)
 """The engine takes higher ones; OpenAI's API does not."""
-ROLES = ("system", "developer", "user", "assistant", "tool")
+SEEDS = 1 << 64
 
 
 class ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked body. Exactly one of the three prompts is given."""
+    """A checked body. Either ``messages`` or ``prompts`` are given."""
 
     params: SamplingParams
-    """With a seed, always."""
+    """With a seed, always: that of a prompt's first choice. See `seed_of`."""
     stream: bool
     include_usage: bool
-    messages: list[dict[str, str]] | None = None
-    text: str | None = None
-    token_ids: tuple[int, ...] | None = None
+    n: int = 1
+    """Choices for each prompt."""
+    messages: list[dict[str, Any]] | None = None
+    tools: ToolUse | None = None
+    template_variables: dict[str, Any] = {}
+    """What else the chat template is to be told."""
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    """Texts or token ids."""
+    echo: bool = False
+    """The prompt comes before the text."""
 
     @property
     def prompt_field(self) -> str:
         """The field that the prompt came in."""
         return "prompt" if self.messages is None else "messages"
 
+    def params_of(self, choice: int) -> SamplingParams:
+        """Of a prompt's choice: choice i has the seed plus i, so it is what a request of its own with that
+        seed would get."""
+        seed = ((self.params.seed or 0) + choice) % SEEDS
+        return msgspec.structs.replace(self.params, seed=seed) if choice else self.params
+
 
 def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """The body of ``/v1/chat/completions``. Raises `ApiError`."""
-    fields = _fields(body, models)
-    messages = _messages(fields.take("messages"))
+    fields = open_body(body, models)
+    messages = parse_messages(fields.take("messages"))
     wanted = fields.boolean("logprobs")
     top = fields.integer("top_logprobs", _logprobs_range(vocab_size))
     if top is not None and not wanted:
         raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
     max_tokens = _max_tokens(fields, "max_completion_tokens", "max_tokens")
-    fields.only("tools", ([],), "tool calls are not supported yet")
-    fields.only("tool_choice", ("none", "auto"), "tool calls are not supported yet")
-    fields.only("parallel_tool_calls", (True, False), "tool calls are not supported yet")
+    tools = parse_tools(fields)
     fields.only("modalities", (["text"],), "only text is supported")
+    fields.only("audio", (), "only text is supported")
+    fields.only("prediction", (), "speculation drafts from its own sources; see the documentation")
+    fields.only("web_search_options", (), "the server searches nothing")
+    fields.only("verbosity", ("medium",), "models here know no such setting; say it in a message")
     params = _params(fields, vocab_size, max_tokens, (top or 0) if wanted else None)
+    n = fields.integer("n", Range(1, MAX_CHOICES)) or 1
+    variables = template_variables(fields)
     stream, include_usage = _streaming(fields)
     fields.finish()
-    return ApiRequest(params=params, stream=stream, include_usage=include_usage, messages=messages)
+    return ApiRequest(
+        params=params,
+        stream=stream,
+        include_usage=include_usage,
+        n=n,
+        messages=messages,
+        tools=tools,
+        template_variables=variables,
+    )
 
 
 def parse_completion(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """The body of ``/v1/completions``. Raises `ApiError`."""
-    fields = _fields(body, models)
-    text, token_ids = _prompt(fields.take("prompt"), vocab_size)
+    fields = open_body(body, models)
+    prompts = parse_prompts(fields.take("prompt"), vocab_size)
     logprobs = fields.integer("logprobs", _logprobs_range(vocab_size))
     max_tokens = _max_tokens(fields, "max_tokens")
-    fields.only("echo", (False,), "the prompt is not echoed")
-    fields.only("best_of", (1,), "only best_of = 1 is supported")
+    echo = fields.boolean("echo")
+    if echo and logprobs is not None:
+        raise invalid(
+            "echo",
+            "echo with logprobs would need those of the prompt, which are not computed; leave one out",
+            code="unsupported_value",
+        )
+    n = fields.integer("n", Range(1, MAX_CHOICES)) or 1
+    fields.only(
+        "best_of", (n,), f"only best_of = n ({n}) is supported: no choice is computed to be thrown away"
+    )
+    if n * len(prompts) > MAX_CHOICES:
+        raise invalid(
+            "n", f"n is {n} for {len(prompts)} prompts; a request can have up to {MAX_CHOICES} choices in all"
+        )
     fields.only("suffix", ("",), "insertion is not supported")
     params = _params(fields, vocab_size, max_tokens, logprobs)
     stream, include_usage = _streaming(fields)
     fields.finish()
     return ApiRequest(
-        params=params, stream=stream, include_usage=include_usage, text=text, token_ids=token_ids
+        params=params, stream=stream, include_usage=include_usage, n=n, prompts=prompts, echo=echo
     )
 
 
-def _fields(body: bytes, models: tuple[str, ...]) -> Fields:
+def open_body(body: bytes, models: tuple[str, ...]) -> Fields:
+    """A body taken apart, and the fields of every API: the model and labels. Raises `ApiError`."""
     try:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -88,7 +130,12 @@ def _fields(body: bytes, models: tuple[str, ...]) -> Fields:
             param="model",
             code="model_not_found",
         )
-    fields.string("user")  # a label of the client's own; nothing depends on it
+    for name in ("user", "safety_identifier", "prompt_cache_key"):
+        fields.string(name)  # labels of the client's own; nothing depends on them
+    fields.only(
+        "prompt_cache_retention", ("in_memory", "in-memory"), "the cache keeps what there is room for"
+    )
+    _metadata(fields.take("metadata"))
     return fields
 
 
@@ -115,9 +162,7 @@ def _streaming(fields: Fields) -> tuple[bool, bool]:
 
 
 def _params(fields: Fields, vocab_size: int, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    fields.only("n", (1,), "only n = 1 is supported for now")
     fields.only("store", (False,), "nothing is stored")
-    fields.only("metadata", ({},), "nothing is stored")
     fields.only("service_tier", ("auto", "default"), "there is one tier")
     seed = fields.integer("seed", RANGES["seed"])
     constraint = take_constraint(fields)
@@ -137,7 +182,7 @@ def _params(fields: Fields, vocab_size: int, max_tokens: int | None, logprobs: i
         # Drawn here and not in the worker, so that another worker can carry on with the same noise.
         seed=secrets.randbits(63) if seed is None else seed & ((1 << 64) - 1),
         stop=_stop(fields.take("stop")),
-        stop_token_ids=_token_ids("stop_token_ids", fields.take("stop_token_ids"), vocab_size),
+        stop_token_ids=token_ids("stop_token_ids", fields.take("stop_token_ids"), vocab_size),
         max_tokens=max_tokens,
         ignore_eos=ignore_eos,
         logprobs=logprobs,
@@ -169,15 +214,6 @@ def _stop(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise invalid(name, f"{name} is {show(value)}; it must be a list of token ids")
-    ids = Range(0, vocab_size - 1)
-    return tuple(check_integer(f"{name}[{i}]", item, ids) for i, item in enumerate(value))
-
-
 def _logit_bias(value: Any, vocab_size: int) -> dict[int, float]:
     if value is None:
         return {}
@@ -194,88 +230,36 @@ def _logit_bias(value: Any, vocab_size: int) -> dict[int, float]:
     return bias
 
 
-def _prompt(value: Any, vocab_size: int) -> tuple[str | None, tuple[int, ...] | None]:
+def _metadata(value: Any) -> None:
+    """As OpenAI checks it; nothing depends on it."""
     if value is None:
-        raise invalid("prompt", "prompt is missing", code="missing_parameter")
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if isinstance(value, str):
-        return value, None
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        other = next((i for i, item in enumerate(value) if type(item) is not type(value[0])), None)
-        if other is not None:
+        return
+    if not isinstance(value, dict) or len(value) > 16:
+        raise invalid("metadata", f"metadata is {show(value)}; it must be an object of up to 16 strings")
+    for key, item in value.items():
+        if len(key) > 64 or not isinstance(item, str) or len(item) > 512:
             raise invalid(
-                "prompt",
-                f"prompt[{other}] is {show(value[other])}, and prompt[0] is not of that kind; a prompt is a "
-                "string or a list of token ids",
+                f"metadata.{key[:64]}",
+                f"metadata has {show(key)}: {show(item)}; keys are up to 64 characters, values strings of up "
+                "to 512",
             )
+
+
+def template_variables(fields: Fields) -> dict[str, Any]:
+    """``chat_template_kwargs``, and ``reasoning_effort`` for the templates that know it."""
+    value = fields.take("chat_template_kwargs")
+    if value is not None and not isinstance(value, dict):
         raise invalid(
-            "prompt",
-            f"prompt has {len(value)} prompts; send one a request, they are batched all the same",
-            code="unsupported_value",
+            "chat_template_kwargs",
+            f"chat_template_kwargs is {show(value)}; it must be an object of variables",
         )
-    if isinstance(value, list):
-        ids = _token_ids("prompt", value, vocab_size)
-        if not ids:
-            raise invalid("prompt", "prompt is empty; it must have at least one token")
-        return None, ids
-    raise invalid("prompt", f"prompt is {show(value)}; it must be a string or a list of token ids")
-
-
-def _messages(value: Any) -> list[dict[str, str]]:
-    if value is None:
-        raise invalid("messages", "messages is missing", code="missing_parameter")
-    if not isinstance(value, list) or not value:
-        raise invalid("messages", f"messages is {show(value)}; it must be a list of at least one message")
-    return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
-
-
-def _message(where: str, value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise invalid(where, f"{where} is {show(value)}; it must be an object")
-    role = value.get("role")
-    if role not in ROLES:
-        raise invalid(f"{where}.role", f"{where}.role is {show(role)}; it must be one of {', '.join(ROLES)}")
-    message = {"role": role, "content": _content(f"{where}.content", value.get("content"))}
-    for name, item in value.items():
-        if name in ("role", "content"):
-            continue
-        if name == "name":
-            if item is not None:
-                if not isinstance(item, str):
-                    raise invalid(f"{where}.name", f"{where}.name is {show(item)}; it must be a string")
-                message["name"] = item
-        # A client that sends an answer back sends all of its fields, most of them null.
-        elif name not in ("refusal", "tool_calls", "function_call", "audio", "annotations"):
-            raise invalid(f"{where}.{name}", f"unknown field {where}.{name}", code="unknown_parameter")
-        elif item not in (None, []):
+    variables: dict[str, Any] = dict(value or {})
+    for name in ("messages", "tools", "add_generation_prompt"):
+        if name in variables:
             raise invalid(
-                f"{where}.{name}",
-                f"{where}.{name} is {show(item)}; only text is supported for now",
-                code="unsupported_value",
+                f"chat_template_kwargs.{name}", f"chat_template_kwargs.{name} is not for this field to give"
             )
-    return message
-
-
-def _content(where: str, value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise invalid(where, f"{where} is {show(value)}; it must be a string or a list of text parts")
-    texts = []
-    for index, part in enumerate(value):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise invalid(
-                f"{where}[{index}]",
-                f'{where}[{index}] is {show(part)}; only {{"type": "text", "text": "..."}} is supported',
-                code="unsupported_value",
-            )
-        for name in part:
-            if name not in ("type", "text"):
-                raise invalid(
-                    f"{where}[{index}].{name}",
-                    f"unknown field {where}[{index}].{name}",
-                    code="unknown_parameter",
-                )
-        texts.append(part["text"])
-    return "\n".join(texts)
+    effort = fields.string("reasoning_effort")
+    if effort is not None:
+        variables["reasoning_effort"] = effort
+    return variables

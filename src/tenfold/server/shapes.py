@@ -1,4 +1,4 @@
-"""Answers in OpenAI's shapes. What does not change within a request is serialised once, not once a token."""
+"""Answers in an API's shape. What does not change within a request is serialised once, not once a token."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any, Protocol
 import msgspec
 
 from tenfold.protocol import TokenLogprob
-from tenfold.server.output import Piece
+from tenfold.server.answer_events import Delta, Finish, TextDelta, Usage, Whole
+from tenfold.server.errors import ApiError
 from tenfold.server.text import Tokens
 
-_encode = msgspec.json.encode
+encode = msgspec.json.encode
 
 DONE = b"data: [DONE]\n\n"
 
@@ -20,163 +21,134 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """The usage object."""
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's usage object."""
     return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
 class Shape(Protocol):
-    """One request's answer, streamed (methods that return events) or whole."""
+    """One request's answer as an API shows it: a pure rendering of the events of its choices, streamed or
+    whole. Each method but `whole` returns events of the stream, or nothing."""
 
-    def opening(self) -> bytes:
-        """What comes before the first text."""
+    def opening(self, index: int, usage: Usage) -> bytes:
+        """Before a choice's first delta; ``usage`` has the prompt's part."""
         ...
 
-    def delta(self, piece: Piece) -> bytes:
-        """Text, and logprobs if wanted; nothing for nothing."""
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """News of a choice. `Finish` in it is rendered by `closing`."""
         ...
 
-    def closing(self, finish: str) -> bytes:
-        """The finish reason, in an event of its own: clients lose text that comes with it."""
+    def closing(self, index: int, finish: Finish) -> bytes:
+        """The end of a choice, apart from its last delta: clients lose text that comes with it."""
         ...
 
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """An event without choices."""
+    def ending(self, usage: Usage) -> bytes:
+        """The end of the stream, when all choices have ended."""
         ...
 
-    def whole(self, piece: Piece, finish: str, usage: dict[str, Any]) -> bytes:
-        """The answer as one JSON object."""
+    def failure(self, error: ApiError) -> bytes:
+        """The end of a stream that failed. Nobody must take it for a complete answer."""
+        ...
+
+    def whole(self, choices: list[Whole], usage: Usage) -> bytes:
+        """The answer as one JSON object; every choice has ended."""
         ...
 
 
-class _Events:
-    """The constant parts of a stream's events."""
+class ChunkEvents:
+    """The constant parts of the events of OpenAI's two completion APIs."""
 
     def __init__(self, id: str, kind: str, created: int, model: str, include_usage: bool) -> None:
-        head = _encode({"id": id, "object": kind, "created": created, "model": model})
+        head = encode({"id": id, "object": kind, "created": created, "model": model})
         self._prefix = b"data: " + head[:-1] + b',"choices":['
         # With include_usage every other event says that it has none.
         self._suffix = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._include_usage = include_usage
 
     def choice(self, body: bytes) -> bytes:
+        """An event with one choice."""
         return self._prefix + body + self._suffix
 
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        return self._prefix + b'],"usage":' + _encode(usage) + b"}\n\n"
-
-
-class ChatShape:
-    """``chat.completion`` and its chunks."""
-
-    def __init__(
-        self, id: str, created: int, model: str, tokens: Tokens, logprobs: bool, usage: bool
-    ) -> None:
-        self._head = {"id": id, "object": "chat.completion", "created": created, "model": model}
-        self._events = _Events(id, "chat.completion.chunk", created, model, usage)
-        self._tokens = tokens
-        self._logprobs = logprobs
-
-    def opening(self) -> bytes:
-        return self._events.choice(
-            b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        )
-
-    def delta(self, piece: Piece) -> bytes:
-        if not piece.text and not piece.logprobs:
-            return b""
-        logprobs = _encode(self._entries(piece)) if self._logprobs else b"null"
-        return self._events.choice(
-            b'{"index":0,"delta":{"content":'
-            + _encode(piece.text)
-            + b'},"logprobs":'
-            + logprobs
-            + b',"finish_reason":null}'
-        )
-
-    def closing(self, finish: str) -> bytes:
-        return self._events.choice(
-            b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"' + finish.encode() + b'"}'
-        )
-
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        return self._events.usage(usage)
-
-    def whole(self, piece: Piece, finish: str, usage: dict[str, Any]) -> bytes:
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": piece.text, "refusal": None},
-            "logprobs": self._entries(piece) if self._logprobs else None,
-            "finish_reason": finish,
-        }
-        return _encode({**self._head, "choices": [choice], "usage": usage})
-
-    def _entries(self, piece: Piece) -> dict[str, Any]:
-        entries = []
-        for id, found in zip(piece.tokens, piece.logprobs, strict=True):
-            top = [self._entry(other, logprob) for other, logprob in found.top]
-            entries.append({**self._entry(id, found.logprob), "top_logprobs": top})
-        return {"content": entries, "refusal": None}
-
-    def _entry(self, id: int, logprob: float) -> dict[str, Any]:
-        data = self._tokens.token_bytes(id)
-        return {"token": data.decode(errors="replace"), "bytes": list(data), "logprob": logprob}
+    def ending(self, usage: Usage) -> bytes:
+        """The usage if it was asked for, in an event without choices, and the end of the stream."""
+        if not self._include_usage:
+            return DONE
+        return self._prefix + b'],"usage":' + encode(usage_object(usage)) + b"}\n\n" + DONE
 
 
 class CompletionShape:
     """``text_completion``, streamed or whole."""
 
     def __init__(
-        self, id: str, created: int, model: str, tokens: Tokens, logprobs: bool, usage: bool
+        self,
+        id: str,
+        created: int,
+        model: str,
+        tokens: Tokens,
+        logprobs: bool,
+        usage: bool,
+        echoes: list[str],
     ) -> None:
         self._head = {"id": id, "object": "text_completion", "created": created, "model": model}
-        self._events = _Events(id, "text_completion", created, model, usage)
+        self._events = ChunkEvents(id, "text_completion", created, model, usage)
         self._tokens = tokens
         self._logprobs = logprobs
-        self._offset = 0
-        """Characters of the tokens so far, for ``text_offset``."""
+        self._echoes = echoes
+        """What comes before the text of each choice; empty for none."""
+        self._offsets = [0] * len(echoes)
+        """Characters of the tokens so far, by choice, for ``text_offset``."""
 
-    def opening(self) -> bytes:
-        return b""
+    def opening(self, index: int, usage: Usage) -> bytes:
+        echo = self._echoes[index]
+        return self._choice(index, encode(echo), b"null", b"null") if echo else b""
 
-    def delta(self, piece: Piece) -> bytes:
-        if not piece.text and not piece.logprobs:
+    def delta(self, index: int, delta: Delta) -> bytes:
+        text = "".join(event.text for event in delta.events if isinstance(event, TextDelta))
+        if not text and not delta.logprobs:
             return b""
-        return self._choice(_encode(piece.text), self._encoded(piece), b"null")
+        return self._choice(index, encode(text), self._encoded(index, delta), b"null")
 
-    def closing(self, finish: str) -> bytes:
-        return self._choice(b'""', b"null", b'"' + finish.encode() + b'"')
+    def closing(self, index: int, finish: Finish) -> bytes:
+        return self._choice(index, b'""', b"null", b'"' + finish.reason.encode() + b'"')
 
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        return self._events.usage(usage)
+    def ending(self, usage: Usage) -> bytes:
+        return self._events.ending(usage)
 
-    def whole(self, piece: Piece, finish: str, usage: dict[str, Any]) -> bytes:
-        choice = {
-            "index": 0,
-            "text": piece.text,
-            "logprobs": msgspec.Raw(self._encoded(piece)),
-            "finish_reason": finish,
-        }
-        return _encode({**self._head, "choices": [choice], "usage": usage})
+    def failure(self, error: ApiError) -> bytes:
+        return event(error.body())
 
-    def _choice(self, text: bytes, logprobs: bytes, finish: bytes) -> bytes:
+    def whole(self, choices: list[Whole], usage: Usage) -> bytes:
+        rendered = [
+            {
+                "index": index,
+                "text": self._echoes[index] + choice.text,
+                "logprobs": msgspec.Raw(self._encoded(index, choice)),
+                "finish_reason": choice.finish.reason if choice.finish else None,
+            }
+            for index, choice in enumerate(choices)
+        ]
+        return encode({**self._head, "choices": rendered, "usage": usage_object(usage)})
+
+    def _choice(self, index: int, text: bytes, logprobs: bytes, finish: bytes) -> bytes:
         return self._events.choice(
-            b'{"index":0,"text":' + text + b',"logprobs":' + logprobs + b',"finish_reason":' + finish + b"}"
+            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (index, text, logprobs, finish)
         )
 
-    def _encoded(self, piece: Piece) -> bytes:
-        return _encode(self._columns(piece.tokens, piece.logprobs)) if self._logprobs else b"null"
+    def _encoded(self, index: int, piece: Delta | Whole) -> bytes:
+        return encode(self._columns(index, piece.tokens, piece.logprobs)) if self._logprobs else b"null"
 
-    def _columns(self, ids: list[int], found: list[TokenLogprob]) -> dict[str, Any]:
+    def _columns(self, index: int, ids: list[int], found: list[TokenLogprob]) -> dict[str, Any]:
         texts = [self._text(id) for id in ids]
         offsets = []
         for text in texts:
-            offsets.append(self._offset)
-            self._offset += len(text)
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(text)
         return {
             "tokens": texts,
             "token_logprobs": [entry.logprob for entry in found],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tenfold.checkpoint.control_names import ControlNames
 from tenfold.limits import PromptTooLong
@@ -34,7 +34,25 @@ class Tokens(Protocol):
 class Template(Protocol):
     """What the front needs of a chat template. Raises ValueError for messages that it does not take."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], /) -> str: ...
+    @property
+    def source(self) -> str:
+        """Its text, for whoever wants to know what a model was trained on."""
+        ...
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """What it reads: ``tools`` is among them where it can put tools to the model."""
+        ...
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        add_generation_prompt: bool = ...,
+        tools: Sequence[Mapping[str, Any]] | None = ...,
+        **extra: Any,
+    ) -> str: ...
 
 
 class Stream(Protocol):
@@ -50,6 +68,21 @@ class Stream(Protocol):
     def finish(self) -> str: ...
 
 
+class StreamMaker(Protocol):
+    """Makes streams that end at any of the given stop strings. Special tokens are no text, but for those that
+    are ``shown``."""
+
+    def __call__(self, stop: tuple[str, ...], shown: frozenset[int] = ..., /) -> Stream: ...
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation, ready for the answer."""
+
+    ids: list[int]
+    text: str
+    """What the template made of it."""
+
+
 @dataclass(frozen=True)
 class Text:
     """A model's text side. Stateless, and safe to use from several threads."""
@@ -57,37 +90,57 @@ class Text:
     tokenizer: Tokens
     template: Template | None
     """None: the model comes without a chat template."""
-    stream: Callable[[tuple[str, ...]], Stream]
-    """A new stream that ends at any of the given stop strings."""
+    stream: StreamMaker
     control_names: ControlNames = field(default_factory=lambda: ControlNames(()))
     """What must not become a token where it stands in a message."""
+    special_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Tokens that are no text of an answer, by name."""
 
     def encode_prompt(self, text: str, context: int | None = None) -> list[int]:
         """A raw prompt: special tokens written in it are taken as such.
 
         Raises PromptTooLong, before the work of tokenizing, for a text that ``context`` tokens cannot hold.
         """
-        self._check_size(text, context)
+        self.check_size(text, context)
         return self.tokenizer.encode(text, add_special_tokens=True, parse_special=True)
 
-    def encode_chat(self, messages: list[dict[str, str]], context: int | None = None) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, Any]], context: int | None = None) -> list[int]:
+        """The tokens of `chat_prompt`."""
+        return self.chat_prompt(messages, context).ids
+
+    def chat_prompt(
+        self,
+        messages: list[dict[str, Any]],
+        context: int | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> ChatPrompt:
         """A conversation, ready for the answer. Names of control tokens in it are plain text.
 
+        ``tools``: in OpenAI's form; ``variables``: further ones for the template; without
+        ``add_generation_prompt`` it ends with the last message, and not with the beginning of an answer.
         Raises ValueError when the template refuses it, and PromptTooLong as `encode_prompt` does.
         """
         if self.template is None:
             raise ValueError("this model has no chat template; use /v1/completions (or generate with --raw)")
-        marked, mark = self.control_names.mark(messages)
-        pieces = self.template.render(marked).split(mark)
-        self._check_size("".join(pieces), context)
+        (marked, marked_tools, more), mark = self.control_names.mark([messages, tools, variables or {}])
+        rendered = self.template.render(
+            marked, add_generation_prompt=add_generation_prompt, tools=marked_tools, **more
+        )
+        pieces = rendered.split(mark)
+        text = "".join(pieces)
+        self.check_size(text, context)
         # The template writes the special tokens itself, and only the template.
-        return [
+        ids = [
             token
             for piece in pieces
             for token in self.tokenizer.encode(piece, add_special_tokens=False, parse_special=True)
         ]
+        return ChatPrompt(ids, text)
 
-    def _check_size(self, text: str, context: int | None) -> None:
+    def check_size(self, text: str, context: int | None) -> None:
+        """Raises PromptTooLong for a text that ``context`` tokens cannot hold; None: any length will do."""
         if context is None:
             return
         # A normalizer may make a text smaller first, but hardly one whose every token is of the longest kind.
@@ -120,6 +173,12 @@ def load_text(path: str) -> Text:
             template = ChatTemplate.from_gguf_metadata(checkpoint.metadata, tokenizer.named_tokens)
         finally:
             checkpoint.close()
-    control = {tokenizer.token_bytes(token) for token in (*tokenizer.special_ids, *tokenizer.eos_token_ids)}
-    names = ControlNames(name.decode("utf-8", errors="replace") for name in control)
-    return Text(tokenizer, template, lambda stop: TextStream(tokenizer, stop), names)
+    special = {
+        tokenizer.token_bytes(token).decode("utf-8", errors="replace"): token
+        for token in (*tokenizer.eos_token_ids, *tokenizer.special_ids)
+    }
+
+    def stream(stop: tuple[str, ...], shown: frozenset[int] = frozenset()) -> Stream:
+        return TextStream(tokenizer, stop, shown=shown)
+
+    return Text(tokenizer, template, stream, ControlNames(special), special)
