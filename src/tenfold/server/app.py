@@ -9,19 +9,27 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from tenfold.protocol import EnginePlan
 from tenfold.server.chat_setup import ChatSetup, choose_chat
 from tenfold.server.choices import Tower
-from tenfold.server.endpoints import ENDPOINTS, Endpoint
+from tenfold.server.endpoints import (
+    COUNT_TOKENS,
+    COUNT_TOKENS_PATH,
+    ENDPOINTS,
+    Endpoint,
+    responses_endpoint,
+)
 from tenfold.server.errors import ApiError, unexpected
 from tenfold.server.exchange import Exchange, Receive, Scope, Send, answer, answer_error
 from tenfold.server.flights import ClientGone, Flights
 from tenfold.server.metrics import Metrics
 from tenfold.server.prepare import Job, Preparer
+from tenfold.server.responses_api.kept import PREFIX, kept_response, methods_of
+from tenfold.server.responses_api.store import ResponseStore
 from tenfold.server.text import Text
 
 LONG_BODY = 1 << 14
@@ -30,6 +38,8 @@ _LONG_THREADS = 2
 """Each may hold Python's lock for some milliseconds when the event loop wants it: few, so others wait."""
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
@@ -57,6 +67,8 @@ class App:
         self._metrics = metrics
         self._long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long-body")
         self._created = int(time.time())
+        self._responses = ResponseStore()
+        self._endpoints = {**ENDPOINTS, "/v1/responses": responses_endpoint(self._responses)}
         self._models = msgspec.json.encode({"object": "list", "data": [self._model_object()]})
         self._gets: dict[str, Callable[[], tuple[int, bytes, str]]] = {
             "/health": lambda: (200, b'{"status":"ok"}', "application/json"),
@@ -70,26 +82,42 @@ class App:
             raise RuntimeError(f"this application speaks HTTP, not {scope['type']}")
         path, method = scope["path"], scope["method"]
         request_id = _request_id(scope)
+        endpoint: Endpoint | None = None
         try:
-            if path in ENDPOINTS:
+            if path in self._endpoints:
+                endpoint = self._endpoints[path]
                 _check_method(method, ("POST",))
-                await Exchange(self, request_id, ENDPOINTS[path], receive, send).run(scope)
+                await Exchange(self, request_id, endpoint, receive, send).run(scope)
                 return
-            if path.startswith("/v1/models/"):
+            if path == COUNT_TOKENS_PATH:
+                endpoint = COUNT_TOKENS
+                _check_method(method, ("POST",))
+                status, body, kind = await self._count_tokens(await self.read_body(scope, receive))
+            elif path.startswith(PREFIX):
+                _check_method(method, methods_of(path))
+                query = scope.get("query_string", b"")
+                status, body, kind = (
+                    200,
+                    kept_response(self._responses, method, path, query),
+                    "application/json",
+                )
+            elif path.startswith("/v1/models/"):
                 _check_method(method, ("GET", "HEAD"))
                 status, body, kind = self._one_model(path.removeprefix("/v1/models/"))
             elif path in self._gets:
                 _check_method(method, ("GET", "HEAD"))
                 status, body, kind = self._gets[path]()
             else:
-                known = ", ".join([*ENDPOINTS, *self._gets])
+                known = ", ".join([*self._endpoints, COUNT_TOKENS_PATH, *self._gets])
                 raise ApiError(404, f"there is nothing at {path}; there is: {known}", code="not_found")
+        except ClientGone:
+            return
         except ApiError as error:
-            await answer_error(send, request_id, error)
+            await answer_error(send, request_id, error, endpoint)
             return
         except Exception:
             log.exception("%s %s failed", method, path)
-            await answer_error(send, request_id, unexpected())
+            await answer_error(send, request_id, unexpected(), endpoint)
             return
         await answer(send, request_id, status, body, kind)
 
@@ -145,10 +173,17 @@ class App:
 
     async def prepare(self, endpoint: Endpoint, body: bytes, id: str) -> Job:
         """See `Preparer.job`."""
+        return await self._away(body, lambda: self._preparer.job(endpoint, body, id))
+
+    async def _count_tokens(self, body: bytes) -> tuple[int, bytes, str]:
+        count = await self._away(body, lambda: self._preparer.count(COUNT_TOKENS, body))
+        return 200, msgspec.json.encode({"input_tokens": count}), "application/json"
+
+    async def _away(self, body: bytes, work: Callable[[], T]) -> T:
+        """Work on a body: in a thread if that is long."""
         if len(body) <= LONG_BODY:
-            return self._preparer.job(endpoint, body, id)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._long, self._preparer.job, endpoint, body, id)
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._long, work)
 
     @property
     def tower(self) -> Tower:

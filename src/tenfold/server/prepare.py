@@ -50,7 +50,7 @@ class Preparer:
         sections = Sections()
         if parsed.messages is not None:
             ids, sections = self._conversation(parsed)
-            prompts = [ids]
+            prompts = [self._checked(parsed, ids, parsed.prompt_field)]
         else:
             prompts = [self._prompt(parsed, index) for index in range(len(parsed.prompts))]
         choices = [
@@ -75,6 +75,11 @@ class Preparer:
         opening = Opening(id, int(time.time()), self._model, self._text, parsed, echoes)
         return Job(parsed, choices, endpoint.shape(opening))
 
+    def count(self, endpoint: Endpoint, body: bytes) -> int:
+        """The tokens of a conversation's prompt, whether there is room to answer it or not. Raises
+        ApiError."""
+        return len(self._conversation(endpoint.parse(body, (self._model,), self._plan.vocab_size))[0])
+
     def _conversation(self, parsed: ApiRequest) -> tuple[tuple[int, ...], Sections]:
         messages = parsed.messages
         assert messages is not None
@@ -84,12 +89,13 @@ class Preparer:
         if tools is not None and tools.choice != "none":
             self._check_tools(tools)
             given = tools.tools
-        variables = parsed.template_variables
+        variables = {**parsed.template_variables, **self._thinking(parsed)}
         template = self._text.template
         if "reasoning_effort" in variables and template and "reasoning_effort" not in template.variables:
+            effort = parsed.name("reasoning_effort")
             raise invalid(
-                "reasoning_effort",
-                f"reasoning_effort: the chat template of {self._model} has no such setting",
+                effort,
+                f"{effort}: the chat template of {self._model} has no such setting",
                 code="unsupported_value",
             )
         if setup.form is not None and not setup.native:
@@ -111,7 +117,19 @@ class Preparer:
             reasoning=reasoning,
             opened=reasoning is not None and reasoning.opened_by(prompt.text),
         )
-        return self._checked(parsed, tuple(prompt.ids), field), sections
+        return tuple(prompt.ids), sections
+
+    def _thinking(self, parsed: ApiRequest) -> dict[str, Any]:
+        """The template's variables for a model that is to think, or not to."""
+        wanted, template = parsed.thinking, self._text.template
+        if wanted is None or template is None:
+            return {}
+        if "enable_thinking" in template.variables:
+            return {"enable_thinking": wanted}
+        if wanted != (self._chat.reasoning is not None):
+            why = "does not reason before it answers" if wanted else "reasons whatever it is told"
+            raise invalid("thinking", f"thinking: {self._model} {why}", code="unsupported_value")
+        return {}
 
     def _check_tools(self, tools: ToolUse) -> None:
         setup = self._chat.tools
@@ -155,7 +173,7 @@ class Preparer:
                 raise PromptTooLong(
                     "prompt",
                     f"has {len(ids)} tokens and {wanted} were asked for; the model's context is "
-                    f"{plan.max_context}. Shorten the prompt, or lower max_tokens",
+                    f"{plan.max_context}. Shorten the prompt, or lower {parsed.name('max_tokens')}",
                 )
         except PromptTooLong as error:
             raise invalid(field, str(error), code="context_length_exceeded") from None
