@@ -30,6 +30,7 @@ namespace {
 
 template <class T>
 using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Masks = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using AnyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 
 template <class T>
@@ -147,7 +148,8 @@ nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions
                Array<float> repetition, Array<float> presence, Array<float> frequency, Array<uint64_t> seed,
                Array<int64_t> position, Array<int32_t> history_offsets, Array<int32_t> history_tokens,
                Array<int32_t> history_counts, Array<int32_t> bias_offsets, Array<int32_t> bias_tokens,
-               Array<float> bias_values, Array<int32_t> logprobs, bool want_logits, bool want_features) {
+               Array<float> bias_values, Array<int32_t> mask_rows, const Masks& masks, Array<int32_t> logprobs,
+               bool want_logits, bool want_features) {
   Batch b;
   const size_t rows = tokens.shape(0), sequences = cached_rows.shape(0), n = logit_rows.shape(0);
   need(positions, rows, "positions");
@@ -167,7 +169,12 @@ nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions
   need(history_counts, history_tokens.shape(0), "history_counts");
   need(bias_offsets, n + 1, "bias_offsets");
   need(bias_values, bias_tokens.shape(0), "bias_values");
+  need(mask_rows, n, "mask_rows");
   need(logprobs, n, "logprobs");
+  const size_t words = (static_cast<size_t>(program.options().vocab) + 31) / 32;
+  if (masks.shape(0) > 0 && masks.shape(1) != words)
+    throw std::invalid_argument("step: masks have " + std::to_string(masks.shape(1)) + " words, expected " +
+                                std::to_string(words));
   b.rows = static_cast<int>(rows);
   b.sequences = static_cast<int>(sequences);
   b.logit_rows = static_cast<int>(n);
@@ -205,6 +212,11 @@ nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions
     p.bias_tokens = bias_tokens.data() + z;
     p.bias_values = bias_values.data() + z;
     p.biases = zs;
+    const int32_t mask = mask_rows.data()[i];
+    if (mask < -1 || mask >= static_cast<int64_t>(masks.shape(0)))
+      throw std::invalid_argument("step: mask_rows has " + std::to_string(mask) + ", but there are " +
+                                  std::to_string(masks.shape(0)) + " masks");
+    p.mask = mask < 0 ? nullptr : masks.data() + static_cast<size_t>(mask) * words;
     p.logprobs = logprobs.data()[i];
     top = std::max(top, p.logprobs);
     b.sampling.push_back(p);

@@ -64,7 +64,8 @@ struct SampleParams {
   const int32_t* bias_tokens;
   const float* bias_values;
   int biases;
-  int logprobs;  // -1: none
+  const uint32_t* mask = nullptr;  // bit t % 32 of word t / 32: token t may be drawn; null: every token may
+  int logprobs;                    // -1: none
 };
 
 struct SampleScratch {

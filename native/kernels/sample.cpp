@@ -83,6 +83,21 @@ void adjust(float* logits, const SampleParams& p) {
   }
 }
 
+// Forbidden tokens can no more be drawn than ones at minus infinity. Words that forbid nothing are not read again, so
+// that a wide mask costs little.
+void forbid(float* logits, int vocab, const uint32_t* mask) {
+  for (int begin = 0; begin < vocab; begin += 32) {
+    const uint32_t word = mask[begin / 32];
+    if (word == ~uint32_t{0}) continue;
+    const int count = std::min(32, vocab - begin);
+    if (word == 0)
+      std::fill_n(logits + begin, count, -INFINITY);
+    else
+      for (int i = 0; i < count; ++i)
+        if ((word >> i & 1) == 0) logits[begin + i] = -INFINITY;
+  }
+}
+
 int draw_unfiltered(const float* logits, int vocab, const SampleParams& p) {
   // A token this far below the best cannot win: the noise lies within about [-2.9, 22.9].
   const float hopeless = largest(logits, vocab) / p.temperature - 27.0f;
@@ -195,6 +210,7 @@ SampleResult sample(float* logits, int vocab, const SampleParams& p, SampleScrat
   float* raw = scratch.values;
   if (raw_needed && adjusted) std::copy(logits, logits + vocab, raw = scratch.values + vocab);
   if (adjusted) adjust(logits, p);
+  if (p.mask != nullptr) forbid(logits, vocab, p.mask);
 
   // NaN everywhere, or every token forbidden: there is nothing to draw, and somebody must be told.
   if (!(largest(logits, vocab) > -INFINITY)) return {-1, NAN};

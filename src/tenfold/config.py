@@ -22,6 +22,10 @@ MAX_KV_BYTES = 1 << 60
 
 KV_FORMATS = ("auto", "bf16", "f32", "q8")
 SPECULATE = ("auto", "off")
+TOOL_FORMATS = ("auto", "none", "hermes", "llama3", "mistral", "smollm2")
+"""Those of `server.tool_formats`."""
+REASONING_FORMATS = ("auto", "none", "think", "mistral")
+"""Those of `server.reasoning`."""
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +56,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A folder that `tenfold train-drafter` wrote; None: drafts come from what was said before."""
     learn: bool = False
     """Keep recent answers in ``live`` in the drafter's folder, and train its head on them while serving."""
+    tool_format: str = "auto"
+    """How the model writes tool calls; auto: as its chat template shows."""
+    reasoning_format: str = "auto"
+    """How the model marks its reasoning; auto: as its chat template shows; none: reasoning is text."""
     max_queue: int = 256
     """Most requests that wait for their turn; beyond it a request is refused with 429."""
     max_body_bytes: int = 8 << 20
@@ -83,6 +91,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("format", FORMATS),
             ("kv_format", KV_FORMATS),
             ("speculate", SPECULATE),
+            ("tool_format", TOOL_FORMATS),
+            ("reasoning_format", REASONING_FORMATS),
         ):
             if getattr(self, field) not in choices:
                 raise ValueError(
@@ -208,6 +218,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """Where the model was found."""
     engine: EnginePlan
+    chat: tuple[PlanLine, ...] = ()
+    """How chats are read: see `server.chat_setup`."""
 
     def lines(self) -> list[PlanLine]:
         """The plan for people."""
@@ -245,6 +257,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                 if config.speculate == "off" or config.drafter
                 else "no drafter given; used where it pays, never changes an answer",
             ),
+            *self.chat,
             PlanLine("queue", f"{config.max_queue} requests", "max_queue; beyond it 429 with Retry-After"),
         ]
 

@@ -28,6 +28,10 @@ class PromptTooLong(RequestError):
     """The prompt does not fit the model's context or the engine's memory; a shorter one would."""
 
 
+class Unsupported(RequestError):
+    """What is asked for is understood, and not supported."""
+
+
 class Range(msgspec.Struct, frozen=True):
     """The numbers that a parameter may be: from ``low`` to ``high``, and ``also``. NaN is in no range."""
 
@@ -71,6 +75,11 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         value = getattr(params, name)
         if name != "logit_bias" and value is not None:
             _check(name, value, range)
+    if params.constraint is not None and params.ignore_eos:
+        raise RequestError(
+            "ignore_eos",
+            f"is true, but with {params.constraint.field} the answer ends where its text is complete",
+        )
     if params.logprobs is not None and params.logprobs > vocab_size:
         raise RequestError("logprobs", f"is {params.logprobs}; the vocabulary has {vocab_size} tokens")
 

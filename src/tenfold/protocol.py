@@ -10,6 +10,19 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the text of an answer must match as a whole. The answer ends where it can only end."""
+
+    kind: ConstraintKind
+    text: str = ""
+    """``json_schema``: the schema, as JSON. ``json_object``: nothing. ``regex``: the expression, in the
+    syntax of Rust's regex crate. ``choice``: a JSON list of strings. ``grammar``: a Lark grammar in
+    llguidance's dialect, or one in GBNF."""
+    field: str = "constraint"
+    """Of the client's request, as clients write it: what an error names."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +48,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The model's own end-of-sequence tokens do not end the request (``stop_token_ids`` still do)."""
     logprobs: int | None = None
     """None: none. k: of the drawn token and the k most likely."""
+    constraint: Constraint | None = None
+    """None: any text."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +111,19 @@ class SpeculationCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What became of heads that were trained while serving, and how often; see `tenfold.live`."""
 
 
+class ConstraintCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What constraints cost so far."""
+
+    compiled: int
+    """Constraints compiled: those seen before are not compiled again."""
+    compile_ms: float
+    masks: int
+    """Sets of allowed tokens: one for each row that was drawn under a constraint."""
+    mask_ms: float
+    failures: int
+    """Requests that ended with an error, as their constraint exceeded a limit on the way."""
+
+
 class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """How loaded an engine is."""
 
@@ -113,6 +141,8 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     speculation: SpeculationCounts | None = None
     """None: the engine has no speculator."""
+    constraints: ConstraintCounts | None = None
+    """None: the engine knows no constraints."""
     kv_sequence: int = 0
     """Number of the last `KVEvents` that were sent: by it a router notices that the newest were lost."""
 

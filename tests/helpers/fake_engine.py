@@ -35,6 +35,8 @@ class FakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_pages: int = 4096
     only_once: str = ""
     """Not empty: a file; the engine makes it, and cannot be built when it is there."""
+    scripts: dict[str, str] = {}
+    """What is answered, in printable ASCII and one character a token, to a prompt with ``@name@`` in it."""
     fail: str = ""
     """Not empty: the engine cannot be built, for this reason."""
 
@@ -122,8 +124,11 @@ class FakeEngine:
             self._cached += cached
         position = len(request.prompt) + len(output)
         token = token_at(request.prompt, params.seed, position)
+        script = self._script(request.prompt)
+        if script is not None:
+            token = ord(script[len(output)]) - 31 if len(output) < len(script) else EOS
         # The end of sequence comes where a hash says so, unless it is to be ignored.
-        if not params.ignore_eos and request.eos_token_ids and position % 97 == 96:
+        elif not params.ignore_eos and request.eos_token_ids and position % 97 == 96:
             token = request.eos_token_ids[0]
         script = self._scripts.get(request.id)
         if script is not None:
@@ -153,6 +158,10 @@ class FakeEngine:
             cached_tokens=cached,
             queue_ms=None if cached is None else 1.5,
         )
+
+    def _script(self, prompt: tuple[int, ...]) -> str | None:
+        text = "".join(chr(31 + token) for token in prompt if 0 < token < 96) if self._config.scripts else ""
+        return next((said for name, said in self._config.scripts.items() if f"@{name}@" in text), None)
 
     def load(self) -> LoadSnapshot:
         return LoadSnapshot(

@@ -164,6 +164,10 @@ class FakeProgram:
             if name.endswith("_offsets"):
                 assert len(array) == wanted + 1, name
                 assert array[0] == 0, name
+            elif name == "masks":
+                assert array.dtype == np.uint32
+                assert array.shape[1] == (self.info.vocab_size + 31) // 32
+                assert array.shape[0] > sampling.mask_rows.max(initial=-1) >= -1
             elif not name.startswith(("history_", "bias_")):
                 assert len(array) == wanted, name
         assert len(sampling.history_tokens) == len(sampling.history_counts) == sampling.history_offsets[-1]

@@ -21,6 +21,8 @@ class FakeTokenizer:
 
     eos_token_ids = (EOS,)
     longest_token_bytes = 5
+    vocab_size = 128
+    special_ids = frozenset((EOS,))
 
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
         return [ord(char) - 31 if 32 <= ord(char) < 127 else 95 for char in text]

@@ -20,6 +20,7 @@ MOST_DRAFTS = 1024
 """Most tokens that a recurrent program drafts in one call."""
 
 Int32s = npt.NDArray[np.int32]
+UInt32s = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float32]
 IsaName = Literal["auto", "avx512", "avx2", "portable"]
 FormatName = Literal["auto", "f32", "bf16", "q8", "q4"]
@@ -54,9 +55,9 @@ class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
 class SamplingBatch(msgspec.Struct, frozen=True, kw_only=True):
     """How the token after each wanted row is drawn: a struct of arrays with one entry ``n`` per wanted row.
 
-    The order is: bias, penalties, temperature, top_k, top_p, min_p, then argmax of ``logit / temperature +
-    Gumbel(seed, position, token)`` over what is left. Temperature 0 is plain argmax of the penalised logits;
-    ties go to the lowest id.
+    The order is: bias, penalties, mask, temperature, top_k, top_p, min_p, then argmax of ``logit /
+    temperature + Gumbel(seed, position, token)`` over what is left. Temperature 0 is plain argmax of the
+    penalised logits of the tokens that the mask leaves; ties go to the lowest id.
     """
 
     temperature: Floats
@@ -86,7 +87,12 @@ class SamplingBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Added to the logit; -inf forbids."""
     logprobs: Int32s
     """-1: none. k >= 0: log-probability of the drawn token and the k most likely, of the model's own
-    distribution (raw logits, before bias, penalties and temperature)."""
+    distribution (raw logits, before bias, penalties, mask and temperature)."""
+    mask_rows: Int32s | None = None
+    """[n] the row of ``masks`` that says which tokens may be drawn; -1: all. None: -1 for every row."""
+    masks: UInt32s | None = None
+    """[M, (vocab + 31) // 32]: bit ``t % 32`` of word ``t // 32`` is set where token ``t`` may be drawn. A
+    token that may not is as one with a logit of -inf, whatever its bias."""
 
 
 class StepBatch(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,8 @@ from tenfold.graph.graph import Graph
 from tenfold.graph.passes import fuse
 from tenfold.graph.recurrent import RecurrentGraph
 
+_NO_MASKS = np.zeros((0, 0), np.uint32)
+
 
 def choose_isa(requested: str) -> tuple[str, str]:
     """The ISA level to run and why. Raises ValueError if this machine lacks the requested one."""
@@ -169,6 +171,8 @@ class NativeProgram:
             s.bias_offsets,
             s.bias_tokens,
             s.bias_values,
+            np.full(len(s.position), -1, np.int32) if s.mask_rows is None else s.mask_rows,
+            _NO_MASKS if s.masks is None else s.masks,
             s.logprobs,
             batch.want_logits,
             batch.want_features,

@@ -119,7 +119,7 @@ def log_softmax(logits: Floats) -> Float64s:
 
 
 def adjusted(logits: Floats, sampling: SamplingBatch, n: int) -> Floats:
-    """A row's logits [vocab] after bias and penalties (a copy)."""
+    """A row's logits [vocab] after bias, penalties and mask (a copy)."""
     row = logits.astype(np.float32, copy=True)
     bias = slice(sampling.bias_offsets[n], sampling.bias_offsets[n + 1])
     # One at a time: a token named twice gets both.
@@ -133,7 +133,18 @@ def adjusted(logits: Floats, sampling: SamplingBatch, n: int) -> Floats:
     values = values - sampling.frequency[n] * counts
     values = np.where(counts > 0, values - sampling.presence[n], values)
     row[seen] = values
+    allowed = mask_of(sampling, n, len(row))
+    if allowed is not None:
+        row[~allowed] = -np.inf
     return row
+
+
+def mask_of(sampling: SamplingBatch, n: int, vocab: int) -> npt.NDArray[np.bool_] | None:
+    """[vocab] which tokens row ``n`` may draw; None: all."""
+    if sampling.mask_rows is None or sampling.masks is None or sampling.mask_rows[n] < 0:
+        return None
+    words = sampling.masks[sampling.mask_rows[n]].astype("<u4")
+    return np.unpackbits(words.view(np.uint8), count=vocab, bitorder="little").astype(bool)
 
 
 def kept(logits: Floats, sampling: SamplingBatch, n: int) -> npt.NDArray[np.int64]:

@@ -17,6 +17,19 @@ from tenfold.checkpoint.tokenizer_folder import read_folder_tokenizer
 from tenfold.checkpoint.tokenizer_gguf import read_gguf_tokenizer
 
 
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of the model at ``path``, a folder or a GGUF file. Raises CheckpointError."""
+    from tenfold.checkpoint.gguf_checkpoint import GGUFCheckpoint
+
+    if Path(path).is_dir():
+        return Tokenizer.from_folder(path)
+    checkpoint = GGUFCheckpoint(str(path))
+    try:
+        return Tokenizer.from_gguf_metadata(checkpoint.metadata)
+    finally:
+        checkpoint.close()
+
+
 class Tokenizer:
     """The tokenizer of one model. Immutable; safe to use from several threads."""
 

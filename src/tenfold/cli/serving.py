@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from tenfold.cli.options import config_of, engine_options, say, speculation_options
-from tenfold.config import ResolvedPlan
+from tenfold.config import REASONING_FORMATS, TOOL_FORMATS, ResolvedPlan
 
 GENERATE_MAX_TOKENS = 512
 """Of `generate`, unless it is told otherwise: a small model may well go on to its context's end."""
@@ -31,6 +31,18 @@ GENERATE_MAX_TOKENS = 512
     "recent answers on disk, in DIR/live: at most 1 GiB, readable by the owner alone. Needs --drafter and "
     "torch.",
 )
+@click.option(
+    "--tool-format",
+    type=click.Choice(TOOL_FORMATS),
+    default="auto",
+    help="How the model writes tool calls; auto: as its chat template shows.",
+)
+@click.option(
+    "--reasoning-format",
+    type=click.Choice(REASONING_FORMATS),
+    default="auto",
+    help="How the model marks its reasoning, which is then apart from the answer's text; none: it is text.",
+)
 @click.option("--max-queue", type=int, default=256, help="Most requests that wait; beyond it 429.")
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved plan as JSON.")
 def serve(model: str, as_json: bool, **options: Any) -> None:
@@ -42,8 +54,8 @@ def serve(model: str, as_json: bool, **options: Any) -> None:
       tenfold serve ./model.gguf --port 9000 --name my-model --kv-memory 2GiB
       tenfold serve ./Llama-3.2-1B --format q8 --host 0.0.0.0
 
-    Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health, /ready, /metrics. Ctrl-C stops
-    it; running requests may end first.
+    Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /ready,
+    /metrics. Ctrl-C stops it; running requests may end first.
     """
     config = config_of(model, options)
     import logging

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tenfold.backends.base import SamplingBatch, StepBatch
+from tenfold.engine.masks import Masks
 from tenfold.engine.scheduler import Work
 from tenfold.engine.sequence import Sequence
 from tenfold.kv.cache import pages_for
@@ -49,10 +50,12 @@ class BatchBuilder:
         self._bias_tokens = np.zeros(64, np.int32)
         self._bias_values = np.zeros(64, np.float32)
         self._logprobs = np.zeros(n, np.int32)
+        self._mask_rows = np.zeros(n, np.int32)
 
-    def build(self, work: Sized[Work], want_features: bool = False) -> StepBatch:
-        """The step that does ``work``. Of each sequence whose pending tokens are all in it, in the order of
-        ``work``, logits are wanted of the row of the last one and of the rows of its draft."""
+    def build(self, work: Sized[Work], masks: Masks, want_features: bool = False) -> StepBatch:
+        """The step that does ``work``, for which ``masks`` were filled. Of each sequence whose pending
+        tokens are all in it, in the order of ``work``, logits are wanted of the row of the last one and of
+        the rows of its draft."""
         row = page = n = 0
         for s, (sequence, rows, draft) in enumerate(work):
             table, computed = sequence.table, sequence.computed
@@ -88,6 +91,11 @@ class BatchBuilder:
                 self._sample(wanted, sequence)
                 self._history(n, sequence, draft)
                 self._bias(n, sequence, draws)
+                first = masks.first(sequence)
+                if first is None:
+                    self._mask_rows[wanted] = -1
+                else:
+                    self._mask_rows[n : n + draws] = np.arange(first, first + draws)
             n += draws
         s = len(work)
         return StepBatch(
@@ -116,6 +124,8 @@ class BatchBuilder:
                 bias_tokens=self._bias_tokens[: self._bias_offsets[n]],
                 bias_values=self._bias_values[: self._bias_offsets[n]],
                 logprobs=self._logprobs[:n],
+                mask_rows=self._mask_rows[:n],
+                masks=masks.masks,
             ),
         )
 

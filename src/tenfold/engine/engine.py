@@ -8,8 +8,10 @@ import time
 from typing import TypedDict
 
 from tenfold.backends.base import Program, StepOutput
+from tenfold.constraints.base import ConstraintError, Matchers
 from tenfold.engine.batch import BatchBuilder
 from tenfold.engine.limits import EngineConfig, check_request
+from tenfold.engine.masks import Masks
 from tenfold.engine.scheduler import Scheduler, Work
 from tenfold.engine.sequence import Sequence
 from tenfold.engine.speculation import Speculation
@@ -17,7 +19,14 @@ from tenfold.engine.verify import Gain, commit
 from tenfold.kv.cache import KVCache, pages_for
 from tenfold.kv.pages import IntegrityError
 from tenfold.limits import RequestError
-from tenfold.protocol import Chunk, FinishReason, LoadSnapshot, Request, TokenLogprob
+from tenfold.protocol import (
+    Chunk,
+    ConstraintCounts,
+    FinishReason,
+    LoadSnapshot,
+    Request,
+    TokenLogprob,
+)
 from tenfold.speculate.base import Outcome, Speculator
 
 log = logging.getLogger(__name__)
@@ -39,7 +48,11 @@ class Engine:
     """
 
     def __init__(
-        self, program: Program, config: EngineConfig | None = None, speculator: Speculator | None = None
+        self,
+        program: Program,
+        config: EngineConfig | None = None,
+        speculator: Speculator | None = None,
+        matchers: Matchers | None = None,
     ) -> None:
         config = EngineConfig() if config is None else config
         info = program.info
@@ -50,6 +63,8 @@ class Engine:
         self._cache = KVCache(program)
         self._scheduler = Scheduler(self._cache, max_rows, max_logit_rows, max_running)
         self._batch = BatchBuilder(max_rows, max_logit_rows, max_running)
+        self._matchers = matchers
+        self._masks = Masks(max_logit_rows, info.vocab_size)
         self._speculation = None if speculator is None else Speculation(speculator, info.vocab_size)
         self._sequences: dict[str, Sequence] = {}
         # Chunks of requests that ended between two steps.
@@ -62,7 +77,7 @@ class Engine:
             raise RequestError("id", f"{request.id!r} is that of a request under way; use another")
         check_request(request, self._program.info)
         seed = secrets.randbits(64) if request.params.seed is None else request.params.seed % 2**64
-        sequence = Sequence(request, seed, self._program.info.max_context)
+        sequence = self._sequence(request, seed)
         self._prompt_tokens += sequence.prompt_length
         if request.output and (finish := sequence.finish()) is not None:
             # A resumed request that had all its tokens, and only its end was not heard.
@@ -94,10 +109,16 @@ class Engine:
         chunks, self._ended = self._ended, []
         for sequence, why in plan.failed:
             chunks.append(self._end(sequence, "error", why))
+        if unmasked := dict(self._masks.fill(plan.work)):
+            chunks += [self._end(sequence, "error", why) for sequence, why in unmasked.items()]
+            asked = [work for work in plan.work[: plan.asked] if work.sequence not in unmasked]
+            rest = [work for work in plan.work[plan.asked :] if work.sequence not in unmasked]
+            plan = plan._replace(work=asked + rest, asked=len(asked))
         if not plan.work:
             return chunks
         try:
-            batch = self._batch.build(plan.work, speculation is not None and speculation.wants_features)
+            wants_features = speculation is not None and speculation.wants_features
+            batch = self._batch.build(plan.work, self._masks, wants_features)
             rows, began = len(batch.tokens), time.perf_counter()
             output = self._program.step(batch)
         except Exception as error:
@@ -140,6 +161,13 @@ class Engine:
             generated_tokens=self._generated_tokens,
             preemptions=self._scheduler.preemptions,
             speculation=None if self._speculation is None else self._speculation.counts(),
+            constraints=ConstraintCounts(
+                compiled=0 if self._matchers is None else self._matchers.compiled,
+                compile_ms=0.0 if self._matchers is None else self._matchers.compile_ms,
+                masks=self._masks.filled,
+                mask_ms=self._masks.fill_ms,
+                failures=self._masks.failures,
+            ),
         )
 
     def close(self) -> None:
@@ -167,6 +195,20 @@ class Engine:
         for sequence in waiting:
             if sequence.table is not None or sequence.computed:
                 raise IntegrityError(f"request {sequence.id!r} waits with pages")
+
+    def _sequence(self, request: Request, seed: int) -> Sequence:
+        """Of a request that was checked. Raises RequestError for a constraint that cannot be enforced."""
+        constraint = request.params.constraint
+        if constraint is None:
+            return Sequence(request, seed, self._program.info.max_context)
+        if self._matchers is None:
+            raise RequestError(
+                constraint.field, "is not supported: this engine has no tokenizer to enforce it"
+            )
+        try:
+            return Sequence(request, seed, self._program.info.max_context, self._matchers.begin(constraint))
+        except ConstraintError as error:
+            raise RequestError("output", f"does not fit: {error}") from None
 
     def _commit(self, work: list[Work], output: StepOutput) -> list[Gain]:
         """Brings tokens, pages and cache up to date with a finished step: what each sequence gained whose

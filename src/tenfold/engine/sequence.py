@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from tenfold.backends.base import Floats, Int32s
+from tenfold.constraints.base import Matcher
 from tenfold.engine.history import History
 from tenfold.kv.cache import PageTable
 from tenfold.protocol import FinishReason, Request
@@ -22,6 +23,8 @@ class Sequence:
     until that is told; what a preempted sequence finds again is its own and not counted. ``queue_ms`` is how
     long it waited for that admission. ``features`` are the program's of the row that drew the last token, if
     the speculator wants them and the program has them. A `tenfold.speculate.base.DraftSequence`.
+
+    ``matcher`` has accepted the output so far; None: any text will do.
     """
 
     __slots__ = (
@@ -34,6 +37,7 @@ class Sequence:
         "features",
         "history",
         "id",
+        "matcher",
         "max_length",
         "namespace",
         "params",
@@ -45,7 +49,7 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: Request, seed: int, max_context: int) -> None:
+    def __init__(self, request: Request, seed: int, max_context: int, matcher: Matcher | None = None) -> None:
         params = request.params
         self.id = request.id
         self.namespace = request.namespace
@@ -59,6 +63,13 @@ class Sequence:
         self.stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.stop_tokens |= frozenset(request.eos_token_ids)
+        self.matcher = matcher
+        if matcher is not None:
+            # Whatever the request calls its ends: beyond these nothing can be drawn.
+            self.stop_tokens |= matcher.ends
+            for token in request.output:
+                if token not in self.stop_tokens:
+                    matcher.accept(token)
         self.computed = 0
         self.table: PageTable | None = None
         self.arrived = time.monotonic()
@@ -90,6 +101,8 @@ class Sequence:
         self.tokens.append(token)
         if self.history is not None:
             self.history.add(token)
+        if self.matcher is not None and token not in self.stop_tokens:
+            self.matcher.accept(token)
 
     def finish(self) -> FinishReason | None:
         """Why the last generated token is the last, if it is. A stop token counts before the length."""

@@ -14,11 +14,19 @@ from operator import index
 
 import msgspec
 
+from tenfold.constraints.base import Matcher
 from tenfold.engine.sequence import Sequence
 from tenfold.protocol import SpeculationCounts
 from tenfold.speculate.base import Outcome, Speculator
 
 log = logging.getLogger(__name__)
+
+
+def forced_or(draft: Sized[int], matcher: Matcher, limit: int) -> Sized[int]:
+    """The tokens that a constraint all but leaves no choice of, unless the draft has them and more. They
+    cost no drafter; that text may be cut into other tokens, so they are verified as any."""
+    forced = matcher.forced() if limit > 0 else []
+    return draft if list(draft[: len(forced)]) == forced else forced
 
 
 class Speculation:
@@ -47,6 +55,8 @@ class Speculation:
             proposed = self._speculator.propose(tuple(sequences), rows, limits)
             drafts: list[Sized[int]] = []
             for sequence, draft, limit in zip(sequences, proposed, limits, strict=True):
+                if sequence.matcher is not None:
+                    draft = forced_or(draft, sequence.matcher, limit)
                 drafts.append(self._usable(sequence, draft, min(rows, limit)) if len(draft) else ())
                 rows -= len(drafts[-1])
             return drafts
@@ -85,14 +95,15 @@ class Speculation:
             self._speculator.close()
 
     def _usable(self, sequence: Sequence, draft: Sized[int], most: int) -> list[int]:
-        """The draft up to what is no token, or would be the sequence's last: the row before draws that
-        anyway."""
+        """The draft up to what is no token, does not fit the constraint, or would be the sequence's last:
+        the row before draws that anyway."""
         usable = []
         for token in map(index, draft[: max(0, most)]):
             if not 0 <= token < self._vocab_size or token in sequence.stop_tokens:
                 break
             usable.append(token)
-        return usable
+        # A token that the constraint forbids cannot stand, nor can what is behind it.
+        return usable if sequence.matcher is None else usable[: sequence.matcher.fitting(usable)]
 
     @contextmanager
     def _guard(self, call: str) -> Iterator[None]:

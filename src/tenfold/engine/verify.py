@@ -13,11 +13,13 @@ from collections.abc import Sequence as Sized
 
 import msgspec
 
+from tenfold.constraints.base import ConstraintError
 from tenfold.engine.sequence import Sequence
 from tenfold.protocol import FinishReason
 
 NOTHING_TO_DRAW = (
-    "no token can be drawn: the model's logits are not numbers, or logit_bias forbids every token"
+    "no token can be drawn: the model's logits are not numbers, or logit_bias forbids every token (that the "
+    "constraint leaves)"
 )
 
 
@@ -59,7 +61,11 @@ def commit(sequence: Sequence, draft: Sized[int], drawn: list[int], first: int) 
         if token < 0:
             sequence.computed += i
             return Gain(sequence, tokens[:i], first, len(draft), "error", NOTHING_TO_DRAW)
-        sequence.append(token)
+        try:
+            sequence.append(token)
+        except ConstraintError as error:
+            sequence.computed += i
+            return Gain(sequence, tokens[:i], first, len(draft), "error", str(error))
         finish = sequence.finish()
         if finish is not None:
             sequence.computed += i

@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tenfold.protocol import EnginePlan
+from tenfold.constraints.compiler import Compiler
+from tenfold.limits import RequestError
+from tenfold.protocol import Constraint, EnginePlan
 from tenfold.server.chat_setup import ChatSetup, choose_chat
 from tenfold.server.choices import Tower
 from tenfold.server.endpoints import (
@@ -31,15 +33,17 @@ from tenfold.server.prepare import Job, Preparer
 from tenfold.server.responses_api.kept import PREFIX, kept_response, methods_of
 from tenfold.server.responses_api.store import ResponseStore
 from tenfold.server.text import Text
+from tenfold.server.tokenize import TokenEndpoints
+from tenfold.server.tool_constraint import refusal
 
 LONG_BODY = 1 << 14
 """Bytes; a longer body is checked and tokenized in a thread, so that streams do not stand still meanwhile."""
 _LONG_THREADS = 2
 """Each may hold Python's lock for some milliseconds when the event loop wants it: few, so others wait."""
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
@@ -65,6 +69,9 @@ class App:
         self._preparer = Preparer(model, plan, text, chat or choose_chat(text))
         self._flights = flights
         self._metrics = metrics
+        tokens = TokenEndpoints(self._preparer)
+        self._tools = {"/tokenize": tokens.tokenize, "/detokenize": tokens.detokenize}
+        self._constraints = Compiler(lambda: text.tokenizer, plan.vocab_size)
         self._long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long-body")
         self._created = int(time.time())
         self._responses = ResponseStore()
@@ -89,18 +96,20 @@ class App:
                 _check_method(method, ("POST",))
                 await Exchange(self, request_id, endpoint, receive, send).run(scope)
                 return
+            if path in self._tools:
+                _check_method(method, ("POST",))
+                data = await self._apart(self._tools[path], await self.read_body(scope, receive))
+                await answer(send, request_id, 200, data, "application/json")
+                return
             if path == COUNT_TOKENS_PATH:
                 endpoint = COUNT_TOKENS
                 _check_method(method, ("POST",))
-                status, body, kind = await self._count_tokens(await self.read_body(scope, receive))
+                body = await self._apart(self._preparer.count, await self.read_body(scope, receive))
+                status, kind = 200, "application/json"
             elif path.startswith(PREFIX):
                 _check_method(method, methods_of(path))
-                query = scope.get("query_string", b"")
-                status, body, kind = (
-                    200,
-                    kept_response(self._responses, method, path, query),
-                    "application/json",
-                )
+                status, kind = 200, "application/json"
+                body = kept_response(self._responses, method, path, scope.get("query_string", b""))
             elif path.startswith("/v1/models/"):
                 _check_method(method, ("GET", "HEAD"))
                 status, body, kind = self._one_model(path.removeprefix("/v1/models/"))
@@ -108,12 +117,12 @@ class App:
                 _check_method(method, ("GET", "HEAD"))
                 status, body, kind = self._gets[path]()
             else:
-                known = ", ".join([*self._endpoints, COUNT_TOKENS_PATH, *self._gets])
+                known = ", ".join([*self._endpoints, COUNT_TOKENS_PATH, *self._tools, *self._gets])
                 raise ApiError(404, f"there is nothing at {path}; there is: {known}", code="not_found")
-        except ClientGone:
-            return
         except ApiError as error:
             await answer_error(send, request_id, error, endpoint)
+            return
+        except ClientGone:
             return
         except Exception:
             log.exception("%s %s failed", method, path)
@@ -173,17 +182,25 @@ class App:
 
     async def prepare(self, endpoint: Endpoint, body: bytes, id: str) -> Job:
         """See `Preparer.job`."""
-        return await self._away(body, lambda: self._preparer.job(endpoint, body, id))
+        job = await self._apart(lambda body: self._preparer.job(endpoint, body, id), body)
+        constraint = job.choices[0].request.params.constraint
+        if constraint is not None:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._long, self._check_constraint, constraint)
+        return job
 
-    async def _count_tokens(self, body: bytes) -> tuple[int, bytes, str]:
-        count = await self._away(body, lambda: self._preparer.count(COUNT_TOKENS, body))
-        return 200, msgspec.json.encode({"input_tokens": count}), "application/json"
-
-    async def _away(self, body: bytes, work: Callable[[], T]) -> T:
-        """Work on a body: in a thread if that is long."""
+    async def _apart(self, work: Callable[[bytes], T], body: bytes) -> T:
+        """``work`` on a body, in a thread if that takes long."""
         if len(body) <= LONG_BODY:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._long, work)
+            return work(body)
+        return await asyncio.get_running_loop().run_in_executor(self._long, work, body)
+
+    def _check_constraint(self, constraint: Constraint) -> None:
+        """Compiles it, as the worker will: what cannot be enforced never gets there."""
+        try:
+            self._constraints.check(constraint)
+        except RequestError as error:
+            raise refusal(error) from None
 
     @property
     def tower(self) -> Tower:

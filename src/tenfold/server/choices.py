@@ -7,7 +7,7 @@ to its choice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -80,7 +80,7 @@ class Choices:
             usage.reasoning_tokens += answer.reasoning_tokens
         return usage
 
-    async def news(self) -> AsyncIterator[tuple[Choice, Delta]]:
+    async def news(self) -> AsyncGenerator[tuple[Choice, Delta], None]:
         """Deltas as they come, until all have ended. Raises ApiError or ClientGone when one of them fails."""
         first = self.all[0]
         if self._lone:
@@ -94,7 +94,7 @@ class Choices:
         async for news in self._merged():
             yield news
 
-    async def _merged(self) -> AsyncIterator[tuple[Choice, Delta]]:
+    async def _merged(self) -> AsyncGenerator[tuple[Choice, Delta], None]:
         # With room for one: who reads slowly lets news gather at the flights, where they are joined.
         queue: asyncio.Queue[tuple[Choice, Delta] | Exception] = asyncio.Queue(1)
 

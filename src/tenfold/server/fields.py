@@ -38,11 +38,11 @@ class Fields:
         value = self.take(name)
         return None if value is None else check_integer(name, value, range)
 
-    def boolean(self, name: str) -> bool:
-        """A boolean, False by default."""
+    def boolean(self, name: str, default: bool = False) -> bool:
+        """A boolean."""
         value = self.take(name)
         if value is None:
-            return False
+            return default
         if not isinstance(value, bool):
             raise invalid(name, f"{name} is {show(value)}; it must be true or false")
         return value

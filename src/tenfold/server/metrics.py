@@ -41,6 +41,14 @@ SPECULATION = (
     ("accepted_tokens", "Drafted tokens that stood"),
     ("faults", "Calls of a drafter that failed; no request suffers from that"),
 )
+CONSTRAINTS = (
+    ("compiled", "Constraints that the workers compiled", 1.0),
+    ("compile_ms", "Time in that", 1e-3),
+    ("masks", "Sets of allowed tokens, one for each row drawn under a constraint", 1.0),
+    ("mask_ms", "Time in those", 1e-3),
+    ("failures", "Requests that ended as their constraint exceeded a limit", 1.0),
+)
+"""Fields of ConstraintCounts, what they are, and how many of Prometheus' units (seconds) one of them is."""
 DURATION_BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
 
@@ -88,11 +96,13 @@ class Metrics(Collector):
         self._earlier_speculation: Counter[str] = Counter()
         self._earlier_idle: Counter[str] = Counter()
         self._earlier_swaps: Counter[str] = Counter()
+        self._earlier_constraints: Counter[str] = Counter()
 
     def worker_gone(self) -> None:
         """A worker's own counters end with it."""
         if self.load is not None:
             self._earlier_preemptions += self.load.preemptions
+            self._earlier_constraints = self._constraints()
             self._earlier_speculation, self._earlier_idle, self._earlier_swaps = self._speculation()
         self.load = None
 
@@ -106,6 +116,14 @@ class Metrics(Collector):
             idle.update(now.idle)
             swaps.update(now.head_swaps)
         return counts, idle, swaps
+
+    def _constraints(self) -> Counter[str]:
+        """What constraints cost, over all workers so far."""
+        counts = self._earlier_constraints.copy()
+        if self.load is not None and self.load.constraints is not None:
+            for name, _, _ in CONSTRAINTS:
+                counts[name] += getattr(self.load.constraints, name)
+        return counts
 
     def page(self) -> bytes:
         """The page in Prometheus' text format."""
@@ -133,6 +151,10 @@ class Metrics(Collector):
         speculation, idle, swaps = self._speculation()
         for name, help in SPECULATION:
             yield CounterMetricFamily(f"tenfold_speculation_{name}", help, value=speculation[name])
+        constraints = self._constraints()
+        for name, help, unit in CONSTRAINTS:
+            name_there = f"tenfold_constraint_{name.replace('_ms', '_seconds')}"
+            yield CounterMetricFamily(name_there, help, value=constraints[name] * unit)
         yield _labelled("tenfold_speculation_idle_steps", "Steps without a draft", "reason", idle)
         yield _labelled(
             "tenfold_speculation_head_swaps", "Heads that were trained while serving", "result", swaps

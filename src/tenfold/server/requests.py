@@ -9,6 +9,7 @@ import msgspec
 
 from tenfold.limits import MAX_LOGPROBS, RANGES, Range
 from tenfold.protocol import SamplingParams
+from tenfold.server.constraints import take_constraint
 from tenfold.server.errors import ApiError, invalid
 from tenfold.server.fields import Fields, check_integer, check_number, show
 from tenfold.server.messages import parse_messages
@@ -42,11 +43,20 @@ class ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
     thinking: bool | None = None
     """Whether the model is to reason before it answers; None: as it does by itself."""
     names: dict[str, str] = {}
-    """What fields are called in this API, where that is not what the chat API calls them."""
+    """What fields, or parts of their paths, are called here where the chat API calls them otherwise."""
 
     def name(self, field: str) -> str:
         """What this API calls a field of the chat API."""
         return self.names.get(field, field)
+
+    def in_own_words(self, error: ApiError) -> ApiError:
+        """An error about a field that was named as the chat API names it."""
+        for name, own in self.names.items():
+            if error.param is not None and name in error.param:
+                error.param = error.param.replace(name, own, 1)
+                error.message = error.message.replace(name, own, 1)
+                break
+        return error
 
     @property
     def prompt_field(self) -> str:
@@ -62,7 +72,7 @@ class ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """The body of ``/v1/chat/completions``. Raises `ApiError`."""
-    fields = _fields(body, models)
+    fields = open_body(body, models)
     messages = parse_messages(fields.take("messages"))
     wanted = fields.boolean("logprobs")
     top = fields.integer("top_logprobs", _logprobs_range(vocab_size))
@@ -70,7 +80,6 @@ def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequ
         raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
     max_tokens = _max_tokens(fields, "max_completion_tokens", "max_tokens")
     tools = parse_tools(fields)
-    fields.only("response_format", ({"type": "text"},), "structured output is not supported yet")
     fields.only("modalities", (["text"],), "only text is supported")
     fields.only("audio", (), "only text is supported")
     fields.only("prediction", (), "speculation drafts from its own sources; see the documentation")
@@ -78,7 +87,7 @@ def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequ
     fields.only("verbosity", ("medium",), "models here know no such setting; say it in a message")
     params = _params(fields, vocab_size, max_tokens, (top or 0) if wanted else None)
     n = fields.integer("n", Range(1, MAX_CHOICES)) or 1
-    variables = _template_variables(fields)
+    variables = template_variables(fields)
     stream, include_usage = _streaming(fields)
     fields.finish()
     return ApiRequest(
@@ -94,7 +103,7 @@ def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequ
 
 def parse_completion(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """The body of ``/v1/completions``. Raises `ApiError`."""
-    fields = _fields(body, models)
+    fields = open_body(body, models)
     prompts = _prompts(fields.take("prompt"), vocab_size)
     logprobs = fields.integer("logprobs", _logprobs_range(vocab_size))
     max_tokens = _max_tokens(fields, "max_tokens")
@@ -142,7 +151,8 @@ def read_fields(body: bytes, models: tuple[str, ...]) -> Fields:
     return fields
 
 
-def _fields(body: bytes, models: tuple[str, ...]) -> Fields:
+def open_body(body: bytes, models: tuple[str, ...]) -> Fields:
+    """A body taken apart, and the fields of all of OpenAI's APIs: the model and labels. Raises `ApiError`."""
     fields = read_fields(body, models)
     take_labels(fields)
     return fields
@@ -184,6 +194,10 @@ def _params(fields: Fields, vocab_size: int, max_tokens: int | None, logprobs: i
     fields.only("store", (False,), "nothing is stored")
     fields.only("service_tier", ("auto", "default"), "there is one tier")
     seed = fields.integer("seed", RANGES["seed"])
+    constraint = take_constraint(fields)
+    ignore_eos = fields.boolean("ignore_eos")
+    if constraint is not None and ignore_eos:
+        raise invalid("ignore_eos", f"ignore_eos is true, but {constraint.field} says where the answer ends")
     return SamplingParams(
         temperature=fields.number("temperature", 1.0, TEMPERATURE),
         top_p=fields.number("top_p", 1.0, RANGES["top_p"]),
@@ -196,10 +210,11 @@ def _params(fields: Fields, vocab_size: int, max_tokens: int | None, logprobs: i
         logit_bias=_logit_bias(fields.take("logit_bias"), vocab_size),
         seed=seed_or_new(seed),
         stop=_stop(fields.take("stop")),
-        stop_token_ids=_token_ids("stop_token_ids", fields.take("stop_token_ids"), vocab_size),
+        stop_token_ids=token_ids("stop_token_ids", fields.take("stop_token_ids"), vocab_size),
         max_tokens=max_tokens,
-        ignore_eos=fields.boolean("ignore_eos"),
+        ignore_eos=ignore_eos,
         logprobs=logprobs,
+        constraint=constraint,
     )
 
 
@@ -233,7 +248,8 @@ def _stop(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
+def token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
+    """A list of token ids; empty for null."""
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -270,7 +286,7 @@ def _prompts(value: Any, vocab_size: int) -> tuple[str | tuple[int, ...], ...]:
         )
     if value and isinstance(value[0], str | list):
         return _several(value, vocab_size)
-    ids = _token_ids("prompt", value, vocab_size)
+    ids = token_ids("prompt", value, vocab_size)
     if not ids:
         raise invalid("prompt", "prompt is empty; it must have at least one token")
     return (ids,)
@@ -288,7 +304,7 @@ def _several(value: list[Any], vocab_size: int) -> tuple[str | tuple[int, ...], 
         )
     prompts = []
     for index, item in enumerate(value):
-        prompt = item if isinstance(item, str) else _token_ids(f"prompt[{index}]", item, vocab_size)
+        prompt = item if isinstance(item, str) else token_ids(f"prompt[{index}]", item, vocab_size)
         if not isinstance(item, str) and not item:
             raise invalid(f"prompt[{index}]", f"prompt[{index}] is empty; it must have at least one token")
         prompts.append(prompt)
@@ -310,7 +326,7 @@ def _metadata(value: Any) -> None:
             )
 
 
-def _template_variables(fields: Fields) -> dict[str, Any]:
+def template_variables(fields: Fields) -> dict[str, Any]:
     """``chat_template_kwargs``, and ``reasoning_effort`` for the templates that know it."""
     value = fields.take("chat_template_kwargs")
     if value is not None and not isinstance(value, dict):
@@ -319,6 +335,11 @@ def _template_variables(fields: Fields) -> dict[str, Any]:
             f"chat_template_kwargs is {show(value)}; it must be an object of variables",
         )
     variables: dict[str, Any] = dict(value or {})
+    for name in ("messages", "tools", "add_generation_prompt"):
+        if name in variables:
+            raise invalid(
+                f"chat_template_kwargs.{name}", f"chat_template_kwargs.{name} is not for this field to give"
+            )
     effort = fields.string("reasoning_effort")
     if effort is not None:
         variables["reasoning_effort"] = effort

@@ -17,6 +17,7 @@ import uvloop
 from tenfold.config import ResolvedPlan, ServeConfig
 from tenfold.protocol import EnginePlan
 from tenfold.server.app import App
+from tenfold.server.chat_setup import choose_chat
 from tenfold.server.flights import Flights
 from tenfold.server.metrics import Metrics
 from tenfold.server.text import Text
@@ -101,6 +102,7 @@ async def _serve(
         if started is None:
             return
         plan, text = started
+        chat = choose_chat(text, config.tool_format, config.reasoning_format)
         app = App(
             model=config.model_name,
             plan=plan,
@@ -108,6 +110,7 @@ async def _serve(
             text=text,
             flights=flights,
             metrics=metrics,
+            chat=chat,
         )
         server = _Server(
             uvicorn.Config(
@@ -131,7 +134,7 @@ async def _serve(
         if server.started:
             host, port = sock.getsockname()[:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            on_ready(ResolvedPlan(config=config, path=path, engine=plan), url)
+            on_ready(ResolvedPlan(config=config, path=path, engine=plan, chat=chat.lines()), url)
         ends = [asyncio.create_task(stop_asked.wait()), asyncio.create_task(flights.ended()), serving]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends[:2]:

@@ -20,6 +20,12 @@ class Tokens(Protocol):
     @property
     def longest_token_bytes(self) -> int: ...
 
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]: ...
 
     def token_bytes(self, token: int, /) -> bytes: ...
@@ -38,7 +44,15 @@ class Template(Protocol):
         """What it reads: ``tools`` is among them where it can put tools to the model."""
         ...
 
-    def render(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str: ...
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        add_generation_prompt: bool = ...,
+        tools: Sequence[Mapping[str, Any]] | None = ...,
+        **extra: Any,
+    ) -> str: ...
 
 
 class Stream(Protocol):
@@ -87,7 +101,7 @@ class Text:
 
         Raises PromptTooLong, before the work of tokenizing, for a text that ``context`` tokens cannot hold.
         """
-        self._check_size(text, context)
+        self.check_size(text, context)
         return self.tokenizer.encode(text, add_special_tokens=True, parse_special=True)
 
     def encode_chat(self, messages: list[dict[str, Any]], context: int | None = None) -> list[int]:
@@ -100,20 +114,23 @@ class Text:
         context: int | None = None,
         tools: list[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
     ) -> ChatPrompt:
         """A conversation, ready for the answer. Names of control tokens in it are plain text.
 
-        ``tools``: in OpenAI's form; ``variables``: further ones for the template. Raises ValueError when the
-        template refuses it, and PromptTooLong as `encode_prompt` does.
+        ``tools``: in OpenAI's form; ``variables``: further ones for the template; without
+        ``add_generation_prompt`` it ends with the last message, and not with the beginning of an answer.
+        Raises ValueError when the template refuses it, and PromptTooLong as `encode_prompt` does.
         """
         if self.template is None:
             raise ValueError("this model has no chat template; use /v1/completions (or generate with --raw)")
         (marked, marked_tools, more), mark = self.control_names.mark([messages, tools, variables or {}])
-        if marked_tools:
-            more = {**more, "tools": marked_tools}
-        pieces = self.template.render(marked, **more).split(mark)
+        rendered = self.template.render(
+            marked, add_generation_prompt=add_generation_prompt, tools=marked_tools, **more
+        )
+        pieces = rendered.split(mark)
         text = "".join(pieces)
-        self._check_size(text, context)
+        self.check_size(text, context)
         # The template writes the special tokens itself, and only the template.
         ids = [
             token
@@ -122,7 +139,8 @@ class Text:
         ]
         return ChatPrompt(ids, text)
 
-    def _check_size(self, text: str, context: int | None) -> None:
+    def check_size(self, text: str, context: int | None) -> None:
+        """Raises PromptTooLong for a text that ``context`` tokens cannot hold; None: any length will do."""
         if context is None:
             return
         # A normalizer may make a text smaller first, but hardly one whose every token is of the longest kind.

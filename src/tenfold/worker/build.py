@@ -11,7 +11,9 @@ from tenfold.backends.native import NativeBackend, resolve_kv_format
 from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
+from tenfold.checkpoint.tokenizer import load_tokenizer
 from tenfold.config import PAGE_ROWS, available_memory, check_kv_memory, plan_kv, total_memory
+from tenfold.constraints.compiler import Compiler
 from tenfold.engine.engine import Engine
 from tenfold.engine.limits import EngineConfig
 from tenfold.graph.graph import Graph
@@ -79,7 +81,8 @@ def build_target(
 ) -> Target:
     """`build_engine` with a speculator: ``taps`` says what its program shall hand back, ``speculator`` makes
     it. Raises also what those raise."""
-    checkpoint = open_checkpoint(locate(settings.model))
+    path = locate(settings.model)
+    checkpoint = open_checkpoint(path)
     try:
         graph = build_graph(checkpoint.config)
         check_kv_memory(settings.kv_memory_bytes, total_memory())
@@ -106,7 +109,8 @@ def build_target(
             ),
         )
         made = speculator(program, graph, checkpoint)
+        matchers = Compiler(lambda: load_tokenizer(path), program.info.vocab_size)
     finally:
         checkpoint.close()
     config = EngineConfig(max_batch_tokens=settings.max_batch_tokens, max_running=settings.max_running)
-    return Target(Engine(program, config, made), program, graph, tapped, made)
+    return Target(Engine(program, config, made, matchers), program, graph, tapped, made)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tenfold.limits import RANGES, Range
-from tenfold.protocol import SamplingParams
+from tenfold.protocol import Constraint, SamplingParams
 from tenfold.server.api_tools import check_named, check_names, check_tool_list, flat_tool
+from tenfold.server.constraints import json_schema
 from tenfold.server.errors import invalid
-from tenfold.server.fields import Fields, check_flag, check_list, check_object, show
+from tenfold.server.fields import Fields, check_flag, check_list, check_object, check_string, show
 from tenfold.server.messages_api.conversation import check_cache_control, parse_conversation, parse_system
 from tenfold.server.requests import MAX_STOPS, ApiRequest, read_fields, seed_or_new
 from tenfold.server.tools import ToolUse
 
 TEMPERATURE = Range(1e-6, 1.0, "or 0 for the most likely token", also=0.0)
+_NAMES = {"reasoning_effort": "output_config.effort", ".function.parameters": ".input_schema"}
 _TOOL = (
     "type", "name", "description", "input_schema", "strict", "cache_control", "defer_loading",
     "allowed_callers", "eager_input_streaming", "input_examples",
@@ -23,7 +25,7 @@ _TOOL = (
 def parse_message(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """A body that asks for an answer. Raises `ApiError`."""
     fields = read_fields(body, models)
-    messages, tools, thinking = _prompt(fields)
+    prompt = _prompt(fields)
     max_tokens = fields.integer("max_tokens", RANGES["max_tokens"])
     if max_tokens is None:
         raise invalid("max_tokens", "max_tokens is missing", code="missing_parameter")
@@ -36,6 +38,7 @@ def parse_message(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiR
         seed=seed_or_new(fields.integer("seed", RANGES["seed"])),
         stop=_stops(fields.take("stop_sequences")),
         max_tokens=max_tokens,
+        constraint=prompt.constraint,
     )
     stream = fields.boolean("stream")
     fields.finish()
@@ -43,28 +46,42 @@ def parse_message(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiR
         params=params,
         stream=stream,
         include_usage=True,
-        messages=messages,
-        tools=tools,
-        thinking=thinking,
+        messages=prompt.messages,
+        tools=prompt.tools,
+        thinking=prompt.thinking,
+        template_variables=prompt.variables,
+        names=_NAMES,
     )
 
 
 def parse_count(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """A body of ``/v1/messages/count_tokens``: what of a request goes into its prompt. Raises `ApiError`."""
     fields = read_fields(body, models)
-    messages, tools, thinking = _prompt(fields)
+    prompt = _prompt(fields)
     fields.finish()
     return ApiRequest(
         params=SamplingParams(seed=0),
         stream=False,
         include_usage=False,
-        messages=messages,
-        tools=tools,
-        thinking=thinking,
+        messages=prompt.messages,
+        tools=prompt.tools,
+        thinking=prompt.thinking,
+        template_variables=prompt.variables,
+        names=_NAMES,
     )
 
 
-def _prompt(fields: Fields) -> tuple[list[dict[str, Any]], ToolUse | None, bool | None]:
+class _Prompt(NamedTuple):
+    """What of a body an answer and a count of tokens have in common."""
+
+    messages: list[dict[str, Any]]
+    tools: ToolUse | None
+    thinking: bool | None
+    variables: dict[str, Any]
+    constraint: Constraint | None
+
+
+def _prompt(fields: Fields) -> _Prompt:
     messages = parse_conversation(fields.take("messages"))
     system = parse_system(fields.take("system"))
     if system:
@@ -73,8 +90,24 @@ def _prompt(fields: Fields) -> tuple[list[dict[str, Any]], ToolUse | None, bool 
     fields.only("container", (), "the server runs no code")
     fields.only("mcp_servers", ([],), "the server calls no other servers; give their tools as tools")
     fields.only("context_management", (), "the conversation is taken as it is")
-    fields.only("output_config", ({},), "neither an effort nor a format can be asked for here")
-    return messages, _tools(fields), _thinking(fields.take("thinking"))
+    thinking = _thinking(fields.take("thinking"))
+    return _Prompt(messages, _tools(fields), thinking, *_output(fields.take("output_config")))
+
+
+def _output(value: Any) -> tuple[dict[str, Any], Constraint | None]:
+    """The template's variables and the constraint that ``output_config`` asks for."""
+    if value is None:
+        return {}, None
+    check_object("output_config", value, ("effort", "format"))
+    effort, form = value.get("effort"), value.get("format")
+    variables = {} if effort is None else {"reasoning_effort": check_string("output_config.effort", effort)}
+    if form is None:
+        return variables, None
+    where = "output_config.format"
+    check_object(where, form, ("type", "schema"))
+    if form.get("type") != "json_schema":
+        raise invalid(f"{where}.type", f"{where}.type is {show(form.get('type'))}; it must be json_schema")
+    return variables, json_schema(where, {"schema": form.get("schema")})
 
 
 def _thinking(value: Any) -> bool | None:

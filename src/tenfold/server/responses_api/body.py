@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from tenfold.limits import RANGES
-from tenfold.protocol import SamplingParams
+from tenfold.protocol import Constraint, SamplingParams
 from tenfold.server.api_tools import check_named, check_names, check_tool_list, flat_tool
+from tenfold.server.constraints import json_schema
 from tenfold.server.errors import invalid
 from tenfold.server.fields import Fields, check_object, check_string, show
 from tenfold.server.requests import TEMPERATURE, ApiRequest, read_fields, seed_or_new, take_labels
@@ -18,6 +19,7 @@ _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
+    ".function.": ".",
 }
 
 
@@ -51,13 +53,14 @@ def parse_response(
         messages.insert(0, {"role": "system", "content": instructions})
     tools, shown_tools = _tools(fields)
     variables, reasoning = _reasoning(fields.take("reasoning"))
-    verbosity = _text(fields.take("text"))
+    constraint, text = _text(fields.take("text"))
     _unsupported(fields)
     params = SamplingParams(
         temperature=fields.number("temperature", 1.0, TEMPERATURE),
         top_p=fields.number("top_p", 1.0, RANGES["top_p"]),
         seed=seed_or_new(fields.integer("seed", RANGES["seed"])),
         max_tokens=fields.integer("max_output_tokens", RANGES["max_tokens"]),
+        constraint=constraint,
     )
     stream = fields.boolean("stream")
     options = fields.take("stream_options")
@@ -83,7 +86,7 @@ def parse_response(
         "service_tier": "default",
         "store": stored is not False,
         "temperature": params.temperature,
-        "text": {"format": {"type": "text"}, **verbosity},
+        "text": text,
         "tool_choice": fields.take("tool_choice") or "auto",
         "tools": shown_tools,
         "top_p": params.top_p,
@@ -209,18 +212,11 @@ def _reasoning(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"reasoning_effort": effort}, shown
 
 
-def _text(value: Any) -> dict[str, Any]:
-    """What a response shows of ``text`` beside its format."""
+def _text(value: Any) -> tuple[Constraint | None, dict[str, Any]]:
+    """The constraint that ``text.format`` is, and what a response shows."""
     if value is None:
-        return {}
+        return None, {"format": {"type": "text"}}
     check_object("text", value, ("format", "verbosity"))
-    form = value.get("format")
-    if form is not None and form != {"type": "text"}:
-        raise invalid(
-            "text.format",
-            f"text.format is {show(form)}; structured output is not supported yet",
-            code="unsupported_value",
-        )
     verbosity = value.get("verbosity")
     if verbosity not in (None, "medium"):
         raise invalid(
@@ -228,4 +224,18 @@ def _text(value: Any) -> dict[str, Any]:
             f"text.verbosity is {show(verbosity)}; models here know no such setting; say it in a message",
             code="unsupported_value",
         )
-    return {} if verbosity is None else {"verbosity": verbosity}
+    form = value.get("format") or {"type": "text"}
+    return _format(form), {"format": form, **({} if verbosity is None else {"verbosity": verbosity})}
+
+
+def _format(form: Any) -> Constraint | None:
+    where = "text.format"
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "json_schema":
+        return json_schema(where, {name: value for name, value in form.items() if name != "type"})
+    if kind not in ("text", "json_object"):
+        raise invalid(
+            where, f'{where} is {show(form)}; its type must be "text", "json_object" or "json_schema"'
+        )
+    check_object(where, form, ("type",))
+    return Constraint(kind="json_object", text="", field=where) if kind == "json_object" else None

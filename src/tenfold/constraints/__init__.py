@@ -1,0 +1,1 @@
+"""What the text of an answer must match: checking it, compiling it, and the tokens that it leaves."""

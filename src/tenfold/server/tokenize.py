@@ -1,0 +1,71 @@
+"""``/tokenize`` and ``/detokenize``, in vLLM's shapes: what the server makes of a text, and back."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenfold.limits import PromptTooLong
+from tenfold.server.errors import invalid
+from tenfold.server.messages import parse_messages
+from tenfold.server.prepare import Preparer
+from tenfold.server.requests import open_body, template_variables, token_ids
+from tenfold.server.tools import parse_tools
+
+
+class TokenEndpoints:
+    """Both, for one model. Safe to use from several threads."""
+
+    def __init__(self, preparer: Preparer) -> None:
+        self._preparer = preparer
+
+    def tokenize(self, body: bytes) -> bytes:
+        """The tokens of a ``prompt``, or of ``messages`` as a chat would have them. Raises ApiError."""
+        preparer = self._preparer
+        fields = open_body(body, (preparer.model,))
+        prompt = fields.string("prompt")
+        given = fields.take("messages")
+        if (prompt is None) == (given is None):
+            raise invalid("prompt", "give either prompt or messages", code="missing_parameter")
+        strings = fields.boolean("return_token_strs")
+        tokenizer = preparer.text.tokenizer
+        if prompt is not None:
+            special = fields.boolean("add_special_tokens", True)
+            fields.finish()
+            try:
+                preparer.text.check_size(prompt, preparer.plan.max_context)
+                ids = tokenizer.encode(prompt, add_special_tokens=special, parse_special=True)
+            except PromptTooLong as error:
+                raise invalid("prompt", str(error), code="context_length_exceeded") from None
+            except ValueError as error:
+                raise invalid("prompt", str(error)) from None
+        else:
+            fields.only("add_special_tokens", (False,), "the chat template writes them itself")
+            fields.only("continue_final_message", (False,), "an answer is always a message of its own")
+            answer = fields.boolean("add_generation_prompt", True)
+            messages, tools = parse_messages(given), parse_tools(fields)
+            variables = template_variables(fields)
+            fields.finish()
+            ids = preparer.conversation(messages, tools, variables, answer).ids
+        return msgspec.json.encode(
+            {
+                "count": len(ids),
+                "max_model_len": preparer.plan.max_context,
+                "tokens": ids,
+                "token_strs": [_name(tokenizer.token_bytes(id)) for id in ids] if strings else None,
+            }
+        )
+
+    def detokenize(self, body: bytes) -> bytes:
+        """The text of ``tokens``, special ones by name. Raises ApiError."""
+        preparer = self._preparer
+        fields = open_body(body, (preparer.model,))
+        given = fields.take("tokens")
+        if given is None:
+            raise invalid("tokens", "tokens is missing", code="missing_parameter")
+        ids = token_ids("tokens", given, preparer.plan.vocab_size)
+        fields.finish()
+        return msgspec.json.encode({"prompt": _name(b"".join(map(preparer.text.tokenizer.token_bytes, ids)))})
+
+
+def _name(data: bytes) -> str:
+    return data.decode(errors="replace")

@@ -1,0 +1,295 @@
+"""What a constraint leaves is what it describes: no more, no less, however one gets there."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenfold.constraints import compiler
+from tenfold.constraints.base import ConstraintError
+from tenfold.constraints.compiler import Compiler
+from tenfold.limits import RequestError
+from tenfold.protocol import Constraint
+from tests.helpers.constraints import SMALL, allowed, constraint, small_compiler
+from tests.helpers.schemas import SCHEMAS
+
+COMPILER = small_compiler()
+CHARACTERS = st.sampled_from('ab19 _"/\\.{}[]()*+-')
+
+
+def encode(text: str) -> list[int]:
+    return SMALL.encode(text, add_special_tokens=False, parse_special=False)
+
+
+def walk(one: Constraint, dice: random.Random, most: int = 60) -> tuple[str, bool]:
+    """A text of random allowed tokens, and whether it came to its end."""
+    matcher = COMPILER.begin(one)
+    tokens: list[int] = []
+    while len(tokens) < most:
+        token = dice.choice(allowed(matcher))
+        if token in matcher.ends:
+            return SMALL.decode(tokens), True
+        matcher.accept(token)
+        tokens.append(token)
+    return SMALL.decode(tokens), False
+
+
+def matches(one: Constraint, text: str) -> bool:
+    """Whether the text is let through, whole: cut into its usual tokens and into characters. One of the two
+    must be open to who draws: where the text is forced, only its usual tokens are."""
+    found, drawn = set(), set()
+    for tokens in (encode(text), [token for char in text for token in encode(char)]):
+        matcher = COMPILER.begin(one)
+        fits, open_ = matcher.fitting(tokens) == len(tokens), True
+        if fits:
+            for token in tokens:
+                open_ = open_ and token in allowed(matcher)
+                matcher.accept(token)
+        found.add(fits and not matcher.ends.isdisjoint(allowed(matcher)))
+        drawn.add(fits and open_)
+    assert len(found) == 1, "it depends on how the text is cut"
+    assert found == {False} or True in drawn
+    return found.pop()
+
+
+PIECES = st.recursive(
+    st.one_of(
+        CHARACTERS.map(re.escape), st.sampled_from(["[ab]", "[^a]", r"\d", "[0-9a-b]", "(?:ab|a)", r"[ -/]"])
+    ),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{0,3}"])).map(lambda p: f"(?:{p[0]}){p[1]}"),
+        st.lists(inner, min_size=1, max_size=3).map("".join),
+        st.lists(inner, min_size=2, max_size=3).map(lambda parts: f"(?:{'|'.join(parts)})"),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(regex=PIECES, seed=st.integers(0, 99), texts=st.lists(st.text(CHARACTERS, max_size=6), max_size=4))
+def test_a_regex_leaves_what_it_matches(regex: str, seed: int, texts: list[str]) -> None:
+    """Every text that came of masks matches; and texts are let through if and only if they match."""
+    one = constraint("regex", regex)
+    text, ended = walk(one, random.Random(seed), 30)
+    if ended:
+        assert re.fullmatch(regex, text)
+        texts = [*texts, text]
+    for other in texts:
+        assert matches(one, other) == (re.fullmatch(regex, other) is not None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    choices=st.lists(st.text(CHARACTERS, min_size=1, max_size=8), min_size=1, max_size=6),
+    seed=st.integers(0, 99),
+    others=st.lists(st.text(CHARACTERS, max_size=8), max_size=3),
+)
+def test_a_choice_is_one_of_them(choices: list[str], seed: int, others: list[str]) -> None:
+    """Every text is one of the choices, each can be had, and nothing else can."""
+    one = constraint("choice", choices)
+    text, ended = walk(one, random.Random(seed))
+    assert ended and text in choices
+    for other in [*choices, *others]:
+        assert matches(one, other) == (other in choices)
+
+
+CHARACTER_CHOICES = ["\x00", "\n\t\x7f", "\u00e9", "\u20ac", "\U0001f600", "</s>", "<end>", '"', "\\n"]
+
+
+def test_a_choice_may_have_any_character() -> None:
+    """Control characters and the names of special tokens too: they are text."""
+    for choice in CHARACTER_CHOICES:
+        COMPILER.check(constraint("choice", [choice]))
+    matcher = COMPILER.begin(constraint("choice", ["<end>"]))
+    assert 0 not in allowed(matcher)
+
+
+@settings(max_examples=60, deadline=None)
+@given(index=st.integers(0, 53), seed=st.integers(0, 2**32))
+def test_a_mask_depends_on_the_tokens_accepted_and_on_nothing_else(index: int, seed: int) -> None:
+    """Guessed, asked, gone ahead and come back: the mask is that of a matcher that went straight on. This is what
+    speculation under a constraint rests on."""
+    others = [
+        constraint("json_object"),
+        constraint("regex", "(ab|a)*(12)?[a-e]{2,9}"),
+        constraint("choice", ["name", "na", "named", "true"]),
+        constraint("grammar", 'start: "in" (A | B)+\nA: /[a-c]+/\nB: "12" | "re"'),
+    ]
+    one = others[index] if index < 4 else constraint("json_schema", SCHEMAS[index - 4])
+    dice = random.Random(seed)
+    straight, crooked = COMPILER.begin(one), COMPILER.begin(one)
+    for _ in range(25):
+        ahead = crooked.forced()[:6] if dice.random() < 0.5 else []
+        ahead = ahead[: crooked.fitting([*ahead, dice.randrange(96)])]
+        gone = 0
+        while gone < len(ahead):
+            crooked.accept(ahead[gone])
+            gone += 1
+        for _ in range(dice.randrange(4)):
+            free = [token for token in allowed(crooked) if token not in crooked.ends]
+            if not free:
+                break
+            crooked.accept(dice.choice(free))
+            gone += 1
+        crooked.rollback(gone)
+        tokens = allowed(straight)
+        assert allowed(crooked) == tokens
+        token = dice.choice(tokens)
+        if token in straight.ends:
+            return
+        straight.accept(token)
+        crooked.accept(token)
+
+
+def test_forced_tokens_are_allowed() -> None:
+    """And they are there where there is no choice."""
+    matcher = COMPILER.begin(constraint("json_schema", {"const": "name"}))
+    assert SMALL.decode(matcher.forced()) == '"name"'
+    matcher = COMPILER.begin(constraint("regex", "[ab]+"))
+    assert matcher.forced() == []
+
+
+def test_a_text_that_is_complete_can_only_end() -> None:
+    """Where more may come, both."""
+    matcher = COMPILER.begin(constraint("regex", "a+"))
+    assert 0 not in allowed(matcher)
+    matcher.accept(encode("a")[0])
+    assert {0, *encode("a")} <= set(allowed(matcher))
+    matcher = COMPILER.begin(constraint("choice", ["true"]))
+    matcher.accept(encode("true")[0])
+    assert allowed(matcher) == [0]
+
+
+def test_rows_behind_the_vocabulary_are_never_allowed() -> None:
+    """A model's output may have more rows than there are tokens."""
+    matcher = small_compiler(130).begin(constraint("regex", "(.|\n)*"))
+    assert max(allowed(matcher, 130)) < 96
+
+
+@pytest.mark.parametrize("schema", SCHEMAS[::7])
+def test_whitespace_is_bounded(schema: dict[str, Any]) -> None:
+    """A model that only likes white space comes to something else."""
+    matcher = COMPILER.begin(constraint("json_schema", schema))
+    blank = encode(" ")[0]
+    for _ in range(40):
+        if blank not in allowed(matcher):
+            return
+        matcher.accept(blank)
+    pytest.fail("white space without end")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        ("regex", "[", "unclosed"),
+        ("regex", "", "empty"),
+        ("regex", r"a\bb", "not supported"),
+        ("regex", "a(?=b)", "look-around"),
+        ("regex", "a" * 5000, "4096"),
+        ("regex", "(a|b*)" * 600, "fuel|too big|too many"),
+        ("choice", [], "from 1 to"),
+        ("choice", ["a", ""], "empty choice"),
+        ("choice", ["a"] * 2000, "from 1 to"),
+        ("choice", "{}", "list of strings"),
+        ("json_schema", "{", "not JSON"),
+        ("json_schema", {"type": "strin"}, "Invalid type"),
+        ("json_schema", {"not": {}}, "not supported"),
+        ("json_schema", {"minLength": -1}, "minLength"),
+        ("json_schema", {"allOf": [{"type": "string"}, {"type": "integer"}]}, "Unsatisfiable"),
+        ("json_schema", {"$ref": "#/$defs/a"}, "does not exist"),
+        ("json_schema", {"$ref": "https://example.com/a"}, "retriev"),
+        ("json_schema", {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "cannot be enforced"),
+        ("json_schema", {"oneOf": [{"type": "string"}, {"minLength": 2}]}, "oneOf"),
+        ("json_schema", {"description": "x" * 70000}, "65536"),
+        ("grammar", "start: a", "unknown name"),
+        ("grammar", "", "cannot be enforced"),
+        ("grammar", "root ::= (", "GBNF"),
+        ("grammar", 'start: x\nx[temperature=0.5]: "a"', "temperature"),
+        ("grammar", 'start: %json {"x-guidance":{"lenient":true},"not":{}}', "not"),
+        ("grammar", "start: @other\n", "unknown grammar"),
+        ("grammar", 'start: "\ud800"', "surrogate"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused(kind: Any, text: Any, says: str) -> None:
+    """Before any token, naming the field and what is wrong."""
+    text = text if isinstance(text, str) else json.dumps(text)
+    with pytest.raises(RequestError, match=says) as caught:
+        COMPILER.check(Constraint(kind=kind, text=text, field="the_field"))
+    assert caught.value.field.startswith("the_field")
+
+
+def test_gbnf_is_taken_too() -> None:
+    """The dialect of llama.cpp, SGLang and vLLM."""
+    one = constraint("grammar", 'root ::= "a" [0-9]+ ("x" | "y")*\n')
+    assert matches(one, "a12xy")
+    assert not matches(one, "ax")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "start: r0\n" + "".join(f'r{i}:"a" r{i + 1}\n' for i in range(4000)) + 'r4000: "b"',
+        "start: r0\n" + "".join(f'r{i}:"a"? r{(i + 1) % 2500}?\n' for i in range(2500)),
+    ],
+)
+def test_long_chains_do_not_end_the_process(text: str) -> None:
+    """They overflow an ordinary stack. Taken or refused, this process lives, and the compiler goes on."""
+    one = constraint("grammar", text)
+    assert len(text) < 1 << 16
+    try:
+        COMPILER.check(one)
+    except RequestError:
+        pass
+    chain = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(1200)}
+    try:
+        COMPILER.check(constraint("json_schema", {"$ref": "#/$defs/d0", "$defs": {**chain, "d1200": {}}}))
+    except RequestError:
+        pass
+    COMPILER.check(constraint("regex", "a"))
+
+
+def test_a_limit_that_is_exceeded_ends_the_matcher_until_it_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error is its own; what came before it can be gone back to."""
+    monkeypatch.setitem(compiler.LIMITS, "step_max_items", 40)
+    matcher = small_compiler().begin(constraint("grammar", 'start: s\ns: "a" | s s | s "b"'))
+    token, before, gone = encode("a")[0], [], 0
+    with pytest.raises(ConstraintError, match="cannot be followed"):
+        while gone < 50:
+            before.append(allowed(matcher))
+            matcher.accept(token)
+            gone += 1
+    assert gone > 1
+    with pytest.raises(ConstraintError):
+        allowed(matcher)
+    matcher.rollback(1)
+    assert allowed(matcher) == before[gone - 1]
+
+
+def test_guessing_what_is_forced_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guess that exceeds a limit is none, and the matcher is as if it had not been asked."""
+    monkeypatch.setitem(compiler.LIMITS, "step_max_items", 200)
+    matcher = small_compiler().begin(constraint("grammar", 'start: a\na: "e" a a'))
+    assert matcher.forced() == []
+    assert matcher.fitting(encode("eee")) == 3
+    assert allowed(matcher) == encode("e")
+
+
+def test_what_was_compiled_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many; the one that was not used for longest is given up. The vocabulary is read with the first."""
+    monkeypatch.setattr(compiler, "KEPT", 2)
+    reads = []
+    one = Compiler(lambda: (reads.append(1), SMALL)[1], 96)
+    assert reads == []
+    for text in ("a", "b", "a", "c", "a", "b"):
+        one.check(constraint("regex", text))
+    assert reads == [1]
+    assert one.compiled == 4
+    assert one.compile_ms > 0
