@@ -47,22 +47,8 @@ def token_at(prompt: tuple[int, ...], seed: int, position: int) -> int:
     return 1 + zlib.crc32(key) % 300
 
 
-SAY, SAID = (tuple(ord(char) - 31 for char in mark) for mark in ("SAY<<", ">>"))
-"""A prompt's text can have what is to be answered between these."""
-
-
-def script_of(prompt: tuple[int, ...]) -> tuple[int, ...] | None:
-    """What a prompt says is to be answered; the last such place counts."""
-    for at in range(len(prompt) - len(SAY), -1, -1):
-        if prompt[at : at + len(SAY)] == SAY:
-            rest = prompt[at + len(SAY) :]
-            ends = (i for i in range(len(rest)) if rest[i : i + len(SAID)] == SAID)
-            return rest[: next(ends, len(rest))]
-    return None
-
-
 class FakeEngine:
-    """Says what the prompt wants it to say (`script_of`), or draws `token_at` for every running request in every step."""
+    """Draws `token_at` for every running request in every step."""
 
     def __init__(self, settings: EngineSettings, config: FakeConfig) -> None:
         self._config = config
@@ -70,7 +56,6 @@ class FakeEngine:
         self._waiting: deque[Request] = deque()
         self._running: dict[str, tuple[Request, list[int]]] = {}
         self._started: set[str] = set()
-        self._scripts: dict[str, tuple[int, ...]] = {}
         self.aborted: list[tuple[str, int | None]] = []
         self.closed = False
         self._steps = 0
@@ -85,7 +70,6 @@ class FakeEngine:
     def abort(self, id: str, keep: int | None = None) -> bool:
         self.aborted.append((id, keep))
         self._started.discard(id)
-        self._scripts.pop(id, None)
         if self._running.pop(id, None) is not None:
             return True
         before = len(self._waiting)
@@ -117,9 +101,6 @@ class FakeEngine:
         cached = None
         if request.id not in self._started:
             self._started.add(request.id)
-            script = script_of(request.prompt)
-            if script is not None:
-                self._scripts[request.id] = script
             cached = len(request.prompt) // 16 * 16
             self._cached += cached
         position = len(request.prompt) + len(output)
@@ -130,9 +111,6 @@ class FakeEngine:
         # The end of sequence comes where a hash says so, unless it is to be ignored.
         elif not params.ignore_eos and request.eos_token_ids and position % 97 == 96:
             token = request.eos_token_ids[0]
-        script = self._scripts.get(request.id)
-        if script is not None:
-            token = script[len(output)] if len(output) < len(script) else request.eos_token_ids[0]
         output.append(token)
         finish: Any = None
         stop_token = None
@@ -144,7 +122,6 @@ class FakeEngine:
         if finish is not None:
             del self._running[request.id]
             self._started.discard(request.id)
-            self._scripts.pop(request.id, None)
         logprobs = None
         if params.logprobs is not None:
             top = tuple((token + i, -0.5 - i) for i in range(params.logprobs))
