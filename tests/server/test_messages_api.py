@@ -21,6 +21,7 @@ SCRIPTS = {
     "two": CALL + '<tool_call>{"name": "add", "arguments": {}}</tool_call>',
     "call": CALL,
     "plain": "Hello you there",
+    "long": "la " * 1000,
 }
 ADD: Any = {
     "name": "add",
@@ -216,7 +217,7 @@ def test_what_is_wrong_is_named(server: ServerProcess, fields: dict[str, Any], p
 def test_errors_arrive_as_the_clients_own_exceptions(client: Any, server: ServerProcess) -> None:
     """By status, and with the type in the body."""
     with pytest.raises(anthropic.BadRequestError) as bad:
-        client.messages.create(**body("Hi", temperature=1.5))
+        client.messages.create(**body("Hi", extra_body={"temperature": 1.5}))
     assert bad.value.body["error"]["type"] == "invalid_request_error"
     assert "temperature is 1.5" in str(bad.value)
     with pytest.raises(anthropic.NotFoundError) as missing:
@@ -230,7 +231,7 @@ def test_errors_arrive_as_the_clients_own_exceptions(client: Any, server: Server
 
 def test_hanging_up_cancels(client: Any, server: ServerProcess) -> None:
     """A stream that is closed leaves nothing in flight."""
-    with client.messages.stream(**body("Hi", max_tokens=3000)) as stream:
+    with client.messages.stream(**body("@long@", max_tokens=3000)) as stream:
         next(iter(stream.text_stream))
         assert server.metric("tenfold_requests_in_flight") == 1
     wait_for(lambda: server.metric("tenfold_requests_in_flight") == 0)
@@ -239,15 +240,14 @@ def test_hanging_up_cancels(client: Any, server: ServerProcess) -> None:
 
 def test_a_stream_that_breaks_ends_with_an_error(tmp_path: Any) -> None:
     """An event of its own, and no message_stop: the client raises."""
-    fake = FakeConfig(delay_s=0.02, max_context=4096, only_once=str(tmp_path / "once"))
+    fake = FakeConfig(delay_s=0.02, max_context=4096, scripts=SCRIPTS, only_once=str(tmp_path / "once"))
     with running_server(tmp_path / "log", fake) as server:
         client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
         with (
             pytest.raises(anthropic.APIStatusError) as failed,
-            client.messages.stream(**body("Hi", max_tokens=3000)) as stream,
+            client.messages.stream(**body("@long@", max_tokens=3000)) as stream,
         ):
             for number, _ in enumerate(stream):
                 if number == 10:
                     server.kill_worker()
         assert failed.value.body["error"]["type"] in ("api_error", "overloaded_error")
-        server.process.wait(20)

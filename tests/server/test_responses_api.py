@@ -20,6 +20,7 @@ SCRIPTS = {
     "two": CALL + '<tool_call>{"name": "add", "arguments": {}}</tool_call>',
     "call": CALL,
     "plain": "Hello you there",
+    "long": "la " * 1000,
 }
 ADD: Any = {
     "type": "function",
@@ -210,7 +211,7 @@ def test_items_come_in_pages(client: openai.OpenAI) -> None:
 
 def test_hanging_up_cancels(client: openai.OpenAI, server: ServerProcess) -> None:
     """A stream that is closed leaves nothing in flight."""
-    stream = client.responses.create(model="fake", input="Hi", max_output_tokens=3000, stream=True)
+    stream = client.responses.create(model="fake", input="@long@", max_output_tokens=3000, stream=True)
     next(iter(stream))
     assert server.metric("tenfold_requests_in_flight") == 1
     stream.close()
@@ -219,10 +220,10 @@ def test_hanging_up_cancels(client: openai.OpenAI, server: ServerProcess) -> Non
 
 def test_a_stream_that_breaks_ends_with_failed(tmp_path: Any) -> None:
     """The terminal event says so, and nothing is stored."""
-    fake = FakeConfig(delay_s=0.02, max_context=4096, only_once=str(tmp_path / "once"))
+    fake = FakeConfig(delay_s=0.02, max_context=4096, scripts=SCRIPTS, only_once=str(tmp_path / "once"))
     with running_server(tmp_path / "log", fake) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        stream = client.responses.create(model="fake", input="Hi", max_output_tokens=3000, stream=True)
+        stream = client.responses.create(model="fake", input="@long@", max_output_tokens=3000, stream=True)
         events = []
         for event in stream:
             events.append(event)
@@ -230,4 +231,3 @@ def test_a_stream_that_breaks_ends_with_failed(tmp_path: Any) -> None:
                 server.kill_worker()
         assert events[-1].type == "response.failed"
         assert events[-1].response.error is not None
-        server.process.wait(20)
