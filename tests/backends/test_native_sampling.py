@@ -164,6 +164,12 @@ def batches(draw: st.DrawFn, rows: int, vocab: int) -> SamplingBatch:
     if vocab == 1:
         bias = [[] for _ in range(rows)]
 
+    mask_rows = [draw(st.integers(-1, 2)) for _ in range(rows)]
+    words = (vocab + 31) // 32
+    masks = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 2**32, (3, words), np.uint32)
+    masks[0] = draw(st.sampled_from([0, 2**32 - 1]))
+    masks[:, 0] |= 1  # the lowest, so that something is left
+
     def offsets(lists: list[Any]) -> Any:
         return np.cumsum([0, *(len(one) for one in lists)]).astype(np.int32)
 
@@ -175,6 +181,8 @@ def batches(draw: st.DrawFn, rows: int, vocab: int) -> SamplingBatch:
         bias_offsets=offsets(bias),
         bias_tokens=np.array([token for one in bias for token, _ in one], np.int32),
         bias_values=np.array([value for one in bias for _, value in one], np.float32),
+        mask_rows=np.array(mask_rows, np.int32),
+        masks=masks,
     )
 
 
@@ -309,3 +317,14 @@ def draw_raw(logits: Logits, isa: str) -> StepOutput:
     program = core(logits.shape[1], isa)
     program.write_rows(0, 0, logits, None, None)
     return wrapped(program).step(step_batch(Part(tokens=[0], pages=[0])))
+
+
+def test_masks_that_do_not_fit_are_refused() -> None:
+    """A row beyond the masks, or masks of another vocabulary: never a read outside of them."""
+    logits = np.zeros((1, 64), np.float32)
+    for row, words in ((1, 2), (-2, 2), (0, 1), (0, 3)):
+        batch = msgspec.structs.replace(
+            sampling(), mask_rows=np.array([row], np.int32), masks=np.ones((1, words), np.uint32)
+        )
+        with pytest.raises(ValueError, match="mask"):
+            draw(logits, batch)

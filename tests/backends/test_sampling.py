@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -264,3 +265,32 @@ def test_rows_must_match() -> None:
     """A batch with a different number of rows is refused."""
     with pytest.raises(ValueError, match="2 rows of logits, but 3"):
         sample(np.zeros((2, 4), np.float32), sampling(3))
+
+
+def test_a_mask_comes_after_bias_and_before_every_filter() -> None:
+    """What it forbids no bias brings back, and it takes no place in top_k, no share in top_p and is no
+    measure for min_p. Log-probabilities are the model's own, as if there were none."""
+    row = np.array([[5.0, 4.0, 3.0, 2.0, 1.0]], np.float32)
+    mask: dict[str, Any] = {"mask_rows": [0], "masks": [[0b11100]]}
+
+    def masked(**changes: Any) -> SamplingBatch:
+        batch = sampling(**changes)
+        return msgspec.structs.replace(
+            batch, mask_rows=np.array(mask["mask_rows"], np.int32), masks=np.array(mask["masks"], np.uint32)
+        )
+
+    assert sample(row, masked(temperature=0.0)).tokens.tolist() == [2]
+    for filters in ({"top_k": 1}, {"top_p": 0.1}, {"min_p": 1.0}):
+        assert sample(row, masked(**filters)).tokens.tolist() == [2]
+    biased = masked(temperature=0.0, bias_offsets=[0, 1], bias_tokens=[0], bias_values=[100.0])
+    assert sample(row, biased).tokens.tolist() == [2]
+    forbidden = masked(bias_offsets=[0, 3], bias_tokens=[2, 3, 4], bias_values=[-np.inf] * 3)
+    assert sample(row, forbidden).tokens.tolist() == [-1]
+    with_logprobs = sample(row, masked(temperature=0.0, logprobs=2))
+    own = log_softmax(row[0])
+    assert with_logprobs.logprobs[0] == pytest.approx(own[2])
+    assert with_logprobs.top_tokens.tolist() == [[0, 1]]
+    seen = {int(sample(row, masked(position=position)).tokens[0]) for position in range(200)}
+    assert seen == {2, 3, 4}
+    mask["mask_rows"] = [-1]
+    assert sample(row, masked(temperature=0.0)).tokens.tolist() == [0]

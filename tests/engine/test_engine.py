@@ -191,6 +191,8 @@ def test_the_program_gets_the_sampling_parameters_of_each_row() -> None:
         "bias_tokens": [5, 0],
         "bias_values": [-2, -math.inf],
         "logprobs": [-1, 2],
+        "mask_rows": [-1, -1],
+        "masks": [],
     }
     drawn = outcomes["all"].tokens
     history = dict(zip(seen[2]["history_tokens"], seen[2]["history_counts"], strict=True))

@@ -17,33 +17,47 @@ WORDS = ['{"', '":', '",', '"}', "true", "name", '": ', "12", "ab", "],", "null"
 
 
 class SmallVocabulary:
-    """96 tokens: the end, most printable characters, and `WORDS`, so that a text has many ways to be cut."""
+    """96 tokens: the end, most printable characters, the two bytes of an accented one, and `WORDS`, so that
+    a text has many ways to be cut."""
 
-    def __init__(self, size: int = 96) -> None:
-        characters = [chr(code) for code in range(32, 127) if chr(code) not in "~`^@#$%&;<>=|?"]
-        self.pieces = ["<end>", *characters, *WORDS]
-        assert len(self.pieces) == 96 <= size
-        self.pieces += [""] * (size - len(self.pieces))
-        self.vocab_size = size
+    def __init__(self) -> None:
+        characters = [chr(code).encode() for code in range(32, 127) if chr(code) not in "~`^@#$%&;<>=|?!'"]
+        self.pieces = [b"<end>", *characters, b"\xc3", b"\xa9", *(word.encode() for word in WORDS)]
+        assert len(self.pieces) == 96
+        self.vocab_size = 96
         self.special_ids = frozenset((0,))
         self.eos_token_ids = (0,)
         self._longest_first = sorted(range(1, 96), key=lambda token: -len(self.pieces[token]))
 
     def token_bytes(self, token: int) -> bytes:
-        return self.pieces[token].encode()
+        return self.pieces[token]
 
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
-        tokens = []
-        while text:
-            token = next((t for t in self._longest_first if text.startswith(self.pieces[t])), None)
+        tokens, data = [], text.encode()
+        while data:
+            token = next((t for t in self._longest_first if data.startswith(self.pieces[t])), None)
             if token is not None:
                 tokens.append(token)
-            text = text[1 if token is None else len(self.pieces[token]) :]
+            data = data[1 if token is None else len(self.pieces[token]) :]
         return tokens
 
     def decode(self, tokens: list[int]) -> str:
         """Without the end."""
-        return "".join(self.pieces[token] for token in tokens if token)
+        return b"".join(self.pieces[token] for token in tokens if token).decode(errors="replace")
+
+
+class ByteVocabulary:
+    """A token for each byte, behind the end."""
+
+    vocab_size = 257
+    special_ids = frozenset((0,))
+    eos_token_ids = (0,)
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes((token - 1,)) if token else b"<end>"
+
+    def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
+        return [byte + 1 for byte in text.encode()]
 
 
 SMALL = SmallVocabulary()

@@ -105,7 +105,6 @@ def test_a_bad_value_is_refused_with_field_value_and_range(
         ("prediction", {"type": "content"}, "drafts"),
         ("web_search_options", {}, "searches nothing"),
         ("audio", {"voice": "x"}, "only text"),
-        ("response_format", {"type": "xml"}, "json_schema"),
         ("modalities", ["audio"], "only text"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
+import openai
 import pytest
 
 from tests.helpers.server_process import ServerProcess
@@ -134,3 +137,72 @@ def test_it_is_ready_soon(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
     assert took < 8
+
+
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "country": {"enum": ["France", "Spain", "Italy"]},
+        "population": {"type": "integer", "minimum": 0, "maximum": 99_999_999},
+    },
+    "required": ["city", "country", "population"],
+    "additionalProperties": False,
+}
+FORMAT: Any = {
+    "type": "json_schema",
+    "json_schema": {"name": "city", "strict": True, "schema": CITY},
+}
+
+
+def test_structured_output_for_the_clients_that_people_use(server: ServerProcess) -> None:
+    """By OpenAI's own fields and by those of vLLM and SGLang, whole and streamed, over the death of a
+    worker; the text is valid, and the same each time. A cut text says that it was cut."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+    fields: Any = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "Name a city of France with its population."}],
+        "seed": 4,
+        "max_tokens": 80,
+    }
+    answer = client.chat.completions.create(**fields, response_format=FORMAT).choices[0]
+    assert answer.finish_reason == "stop"
+    assert answer.message.content is not None
+    jsonschema.validate(json.loads(answer.message.content), CITY)
+    stream = client.chat.completions.create(**fields, response_format=FORMAT, stream=True)
+    text = ""
+    for count, chunk in enumerate(stream):
+        if count == 5:
+            server.kill_worker()
+        text += chunk.choices[0].delta.content or ""
+    assert text == answer.message.content
+    extra: Any
+    any_object: Any = {"type": "json_object"}
+    for extra in ({"guided_json": CITY}, {"structured_outputs": {"json": CITY}}):
+        again = client.chat.completions.create(**fields, extra_body=extra).choices[0]
+        assert again.message.content == answer.message.content
+    cut = client.chat.completions.create(**fields | {"max_tokens": 5}, response_format=FORMAT).choices[0]
+    assert cut.finish_reason == "length"
+    free = client.chat.completions.create(**fields, response_format=any_object).choices[0]
+    if free.finish_reason == "stop":
+        assert isinstance(json.loads(free.message.content or ""), dict)
+    for extra, matches in (
+        ({"guided_choice": ["Paris", "Lyon"]}, "Paris|Lyon"),
+        ({"guided_regex": r"[A-Z][a-z]{2,8}, \d{4}"}, r"[A-Z][a-z]{2,8}, \d{4}"),
+        ({"guided_grammar": 'start: "yes" | "no" " never"?'}, "yes|no( never)?"),
+        ({"ebnf": 'root ::= "a" | "b" [0-9] [0-9]'}, r"a|b\d\d"),
+    ):
+        said = client.chat.completions.create(**fields, extra_body=extra).choices[0]
+        assert said.finish_reason == "stop"
+        assert re.fullmatch(matches, said.message.content or "")
+    ended = client.chat.completions.create(**fields, response_format=FORMAT, stop='"country').choices[0]
+    assert ended.finish_reason == "stop"
+    assert answer.message.content.startswith(ended.message.content or "?")
+    with pytest.raises(openai.BadRequestError, match="uniqueItems") as caught:
+        client.chat.completions.create(**fields, extra_body={"guided_json": {"uniqueItems": True}})
+    assert caught.value.param == "guided_json.uniqueItems"
+    page = httpx.get(f"{server.url}/metrics").text
+    counts = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    assert float(counts["tenfold_constraint_masks_total"]) > 20
+    assert float(counts["tenfold_constraint_mask_seconds_total"]) > 0
+    assert float(counts["tenfold_constraint_compiled_total"]) >= 5

@@ -32,11 +32,11 @@ def test_no_piece_has_a_name(text: str) -> None:
 
 
 def test_every_text_of_a_message_is_looked_at() -> None:
-    """Contents, their parts, names; what is not text stays as it is."""
-    message = {"name": "<a>", "content": [{"type": "text", "text": "x<b>"}], "n": 3, "none": None}
+    """Contents, their parts, names, keys of arguments; what is not text stays as it is."""
+    message = {"name": "<a>", "content": [{"type": "text", "text": "x<b>"}], "n": 3, "none": None, "<b>": 1}
     ((marked,), mark) = ControlNames(NAMES).mark([message])
     part = {"type": "text", "text": f"x<{mark}b>"}
-    assert marked == {"name": f"<{mark}a>", "content": [part], "n": 3, "none": None}
+    assert marked == {"name": f"<{mark}a>", "content": [part], "n": 3, "none": None, f"<{mark}b>": 1}
 
 
 @pytest.fixture(scope="module", params=["smollm2", "gemma3-270m"])

@@ -42,7 +42,8 @@ class ControlNames:
                 done = found[0] + 1
             return mark.join([*pieces, value[done:]]) if pieces else value
         if isinstance(value, Mapping):
-            return {key: self._marked(item, mark) for key, item in value.items()}
+            # Keys too: those of a call's arguments are a client's own.
+            return {self._marked(key, mark): self._marked(item, mark) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self._marked(item, mark) for item in value]
         return value

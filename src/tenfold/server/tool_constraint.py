@@ -37,9 +37,10 @@ def chat_constraint(
     forced = tools.choice == "required"
     if not forced and not tools.strict and given is None:
         return None
-    field, schema = "tool_choice" if forced else "tools", None
+    field = "tool_choice" if forced else "tools"
+    text_schema = None
     if given is not None and not forced:
-        field, schema = given.field, _text_schema(given, "where tools may be called")
+        field, text_schema = given.field, _text_schema(given, "where tools may be called")
         if form.bare:
             raise invalid(
                 given.field,
@@ -59,7 +60,7 @@ def chat_constraint(
         schemas=schemas,
         forced=forced,
         one_call=sections.one_call,
-        text_schema=schema,
+        text_schema=text_schema,
         reasoning=sections.reasoning,
         opened=sections.opened,
     )

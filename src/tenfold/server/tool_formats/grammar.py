@@ -43,13 +43,10 @@ def answer_grammar(form: ToolFormat | None, wanted: Wanted, special: Mapping[str
     """The grammar of an answer. ``form``: of its calls; None: there are none, and its text has a schema.
     ``special``: the model's control tokens by name."""
     thought, rules = _thought(wanted, special)
-    if form is not None:
-        rules = _Calls(form, wanted, special).rules() + rules
-    else:
-        rules = ["answer: text", *rules]
+    answer = ["answer: text"] if form is None else _Calls(form, wanted, special).rules()
     if wanted.text_schema is not None:
         rules.append(f"text: %json {_schema(json.loads(wanted.text_schema))}")
-    return "\n".join((f"start: {thought}answer", *rules, ""))
+    return "\n".join((f"start: {thought}answer", *answer, *rules, ""))
 
 
 class _Section(msgspec.Struct, frozen=True):
