@@ -81,7 +81,7 @@ def test_whole_and_streamed_say_the_same(client: openai.OpenAI, say: str) -> Non
     elif say == "cut":
         assert whole.incomplete_details is not None
         assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-        assert [item.status for item in whole.output] == ["incomplete"]  # type: ignore[union-attr]
+        assert [item.status for item in whole.output] == ["incomplete"]
     else:
         first, call = whole.output[:2]
         assert (first.type, call.type) == ("message", "function_call")
@@ -204,7 +204,7 @@ def test_items_come_in_pages(client: openai.OpenAI) -> None:
     items: Any = [{"role": "user", "content": str(number)} for number in range(7)]
     kept = client.responses.create(model="fake", input=items, max_output_tokens=1)
     for order in ("asc", "desc"):
-        listed: Any = client.responses.input_items.list(kept.id, order=order, limit=3)  # type: ignore[arg-type]
+        listed: Any = client.responses.input_items.list(kept.id, order=order, limit=3)
         texts = [item.content[0].text for item in listed]
         assert texts == sorted(map(str, range(7)), reverse=order == "desc")
 

@@ -73,7 +73,7 @@ def test_a_forced_call_and_its_result(client: openai.OpenAI, claude: Any) -> Non
     """A named tool is called with arguments that its schema allows; the conversation goes on behind it."""
     tool = {"name": "look_up", "description": "Looks a city up.", "input_schema": SCHEMA}
     request: Any = {"model": "smollm2", "max_tokens": 80, "tools": [tool]}
-    messages = [{"role": "user", "content": QUESTION}]
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
     choice = {"type": "tool", "name": "look_up"}
     called = claude.messages.create(**request, messages=messages, tool_choice=choice)
     assert called.stop_reason == "tool_use"
