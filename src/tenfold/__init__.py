@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tenfold.llm import LLM, Completion
-    from tenfold.protocol import SamplingParams
+    from tenfold.protocol import Constraint, SamplingParams
 
-__all__ = ["LLM", "Completion", "SamplingParams"]
+__all__ = ["LLM", "Completion", "Constraint", "SamplingParams"]
 
-_HOMES = {"LLM": "tenfold.llm", "Completion": "tenfold.llm", "SamplingParams": "tenfold.protocol"}
+_HOMES = {
+    "LLM": "tenfold.llm",
+    "Completion": "tenfold.llm",
+    "Constraint": "tenfold.protocol",
+    "SamplingParams": "tenfold.protocol",
+}
 
 
 def __getattr__(name: str) -> Any:

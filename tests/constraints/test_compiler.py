@@ -17,7 +17,14 @@ from tenfold.constraints.base import ConstraintError
 from tenfold.constraints.compiler import Compiler
 from tenfold.limits import RequestError
 from tenfold.protocol import Constraint
-from tests.helpers.constraints import SMALL, ByteVocabulary, allowed, constraint, small_compiler
+from tests.helpers.constraints import (
+    SMALL,
+    ByteVocabulary,
+    SmallVocabulary,
+    allowed,
+    constraint,
+    small_compiler,
+)
 from tests.helpers.schemas import SCHEMAS
 
 COMPILER = small_compiler()
@@ -303,8 +310,13 @@ def test_a_guess_that_fails_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_compiled_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many; the one that was not used for longest is given up. The vocabulary is read with the first."""
     monkeypatch.setattr(compiler, "KEPT", 2)
-    reads = []
-    one = Compiler(lambda: (reads.append(1), SMALL)[1], 96)
+    reads: list[int] = []
+
+    def read() -> SmallVocabulary:
+        reads.append(1)
+        return SMALL
+
+    one = Compiler(read, 96)
     assert reads == []
     for text in ("a", "b", "a", "c", "a", "b"):
         one.check(constraint("regex", text))

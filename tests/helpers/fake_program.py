@@ -167,6 +167,7 @@ class FakeProgram:
             elif name == "masks":
                 assert array.dtype == np.uint32
                 assert array.shape[1] == (self.info.vocab_size + 31) // 32
+                assert sampling.mask_rows is not None
                 assert array.shape[0] > sampling.mask_rows.max(initial=-1) >= -1
             elif not name.startswith(("history_", "bias_")):
                 assert len(array) == wanted, name

@@ -72,7 +72,7 @@ _OBJECTS: list[Schema] = [
     {"type": "object", "additionalProperties": DIGIT, "maxProperties": 0},
     {**record(a=DIGIT), "title": "A title", "description": "Notes enforce nothing.", "default": {"a": 1}},
     record(when={"type": "string", "format": "date"}, count=DIGIT),
-    record(**{"with space": DIGIT, "und\u00e9rline": {"type": "boolean"}}),
+    {**record(), "properties": {"with space": DIGIT, "und\u00e9rline": {"type": "boolean"}}},
     record(a=record(b=record(c=record(d=DIGIT)))),
 ]
 _COMPOSED: list[Schema] = [

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tenfold.protocol import Chunk
+from tenfold.server.answer import Answer
 from tenfold.server.answer_events import (
     Delta,
     Event,
@@ -22,12 +23,14 @@ from tenfold.server.answer_events import (
     ToolCallEnd,
     sum_of,
 )
-from tenfold.server.answer_stream import Answer, AnswerStream, Sections
+from tenfold.server.answer_stream import AnswerStream, Sections
 from tenfold.server.reasoning import FORMATS as REASONING
 from tenfold.server.reasoning import THINK
 from tenfold.server.tool_formats.calls import CallReader
 from tenfold.server.tool_formats.choose import FORMATS
 
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""On a machine that others use, time says nothing."""
 NAMES = frozenset({"f", "get_weather", "Zürich"})
 
 
@@ -124,6 +127,7 @@ CUTS = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 STOPS = st.lists(st.sampled_from(["stop", "\n\n", "a<tool_call>", "}", "<", "t t"]), max_size=2).map(tuple)
 
 
+@unhurried
 @given(
     TEXTS,
     CUTS,
@@ -224,6 +228,7 @@ def written(form: str, calls: list[tuple[str, Any]], ascii: bool, indent: int | 
     return together if form == "llama3" else f"<|python_tag|>{together}"
 
 
+@unhurried
 @given(
     st.sampled_from(["hermes", "smollm2", "mistral", "mistral 11", "llama3", "llama3 tag"]),
     CALLS,
@@ -253,6 +258,7 @@ def test_well_formed_calls_arrive_whatever_is_in_them(
     assert [(name, json.loads(arguments)) for name, arguments in found] == calls
 
 
+@unhurried
 @given(st.sampled_from(["hermes", "smollm2", "mistral", "mistral 11", "llama3 tag"]), CALLS, st.data())
 def test_a_call_cut_short_is_never_called_complete(form: str, calls: Any, data: st.DataObject) -> None:
     """However it is cut, finish is length; every call but the last is whole."""
@@ -306,6 +312,7 @@ def test_what_models_write_beside_the_form(form: str, text: str, expected: list[
     assert found == [*expected, "tool_calls" if called else "stop"]
 
 
+@unhurried
 @given(st.lists(st.sampled_from(["<tool_call>", '{"x": "', "<|python_tag|>", "[TOOL_CALLS]"]), max_size=400))
 def test_nested_beginnings_cost_no_more_than_they_are_long(parts: list[str]) -> None:
     """Text that begins calls over and over is text, and no character of it goes through a reader twice."""

@@ -25,9 +25,9 @@ from tests.server.test_app import PLAN
 
 _FIELDS = (
     "model", "messages", "system", "max_tokens", "stop_sequences", "temperature", "top_k", "tools",
-    "tool_choice", "thinking", "output_config", "cache_control", "metadata", "stream", "input", "instructions",
-    "text", "reasoning", "include", "store", "previous_response_id", "parallel_tool_calls", "stream_options",
-    "max_output_tokens",
+    "tool_choice", "thinking", "output_config", "cache_control", "metadata", "stream", "input",
+    "instructions", "text", "reasoning", "include", "store", "previous_response_id", "parallel_tool_calls",
+    "stream_options", "max_output_tokens",
 )  # fmt: skip
 _KEYS = (
     "type", "role", "content", "text", "id", "name", "input", "tool_use_id", "input_schema", "parameters",

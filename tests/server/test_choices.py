@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from tenfold.protocol import Chunk, Request, SamplingParams
-from tenfold.server.answer_stream import Answer, AnswerStream, Sections
+from tenfold.server.answer import Answer
+from tenfold.server.answer_stream import AnswerStream, Sections
 from tenfold.server.choices import Choice, Choices
 from tenfold.server.errors import ApiError
 from tenfold.server.flights import Flight

@@ -206,3 +206,39 @@ def test_structured_output_for_the_clients_that_people_use(server: ServerProcess
     assert float(counts["tenfold_constraint_masks_total"]) > 20
     assert float(counts["tenfold_constraint_mask_seconds_total"]) > 0
     assert float(counts["tenfold_constraint_compiled_total"]) >= 5
+
+
+def test_a_forced_call_is_a_valid_one(server: ServerProcess) -> None:
+    """A model that was never trained on tools calls one, with arguments after its schema, streamed or not."""
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 40}, "unit": {"enum": ["celsius", "kelvin"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    named = {"type": "function", "function": {"name": "weather"}}
+    body: dict[str, Any] = {**BODY, "tools": tools, "tool_choice": named, "max_tokens": 200}
+    choice = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "weather")
+    assert arguments.keys() == {"city", "unit"} and arguments["unit"] in ("celsius", "kelvin")
+    response = httpx.post(f"{server.url}/v1/chat/completions", json={**body, "stream": True}, timeout=60)
+    streamed = ""
+    for line in response.text.splitlines():
+        if line.startswith("data: {"):
+            delta = json.loads(line.removeprefix("data: "))["choices"][0]["delta"]
+            streamed += "".join(each["function"]["arguments"] for each in delta.get("tool_calls", ()))
+    assert streamed == call["function"]["arguments"]
+
+
+def test_choices_are_what_their_seeds_give_alone(server: ServerProcess) -> None:
+    """Choice i of a request is the answer to a request with the seed plus i; the prompt counts once."""
+    body: dict[str, Any] = {**BODY, "n": 3, "max_tokens": 24}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+    for index, choice in enumerate(answer["choices"]):
+        one = {**body, "n": 1, "seed": BODY["seed"] + index}  # type: ignore[operator]
+        alone = httpx.post(f"{server.url}/v1/chat/completions", json=one, timeout=60).json()
+        assert choice["message"] == alone["choices"][0]["message"]
+        assert answer["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]

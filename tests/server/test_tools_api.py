@@ -50,6 +50,11 @@ def client(server: ServerProcess) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
+def names_of(message: Any) -> list[str]:
+    """The tools that a message calls."""
+    return [call.function.name for call in message.tool_calls]
+
+
 def say(script: str) -> Any:
     return [{"role": "user", "content": f"@{script}@"}]
 
@@ -96,13 +101,13 @@ def test_calls_come_in_pieces(client: openai.OpenAI) -> None:
     assert not chunks[-1].delta.content and not chunks[-1].delta.tool_calls
     with client.chat.completions.stream(model="fake", messages=say("two"), tools=TOOLS) as stream:
         final = stream.get_final_completion()
-    assert final.choices[0].message.tool_calls is not None
-    assert [call.function.name for call in final.choices[0].message.tool_calls] == ["weather", "time"]
+    assert names_of(final.choices[0].message) == ["weather", "time"]
 
 
 def test_an_answer_with_calls_can_be_sent_back(client: openai.OpenAI) -> None:
     """The message as the client has it, then what the tools said."""
-    first = client.chat.completions.create(model="fake", messages=say("two"), tools=TOOLS).choices[0].message
+    first: Any = client.chat.completions.create(model="fake", messages=say("two"), tools=TOOLS)
+    first = first.choices[0].message
     messages: list[Any] = [*say("two"), first]
     for call in first.tool_calls or []:
         messages.append({"role": "tool", "tool_call_id": call.id, "content": "rain"})
@@ -130,10 +135,9 @@ def test_tool_text_that_is_none_is_text(server: ServerProcess, stream: bool) -> 
 def test_a_call_that_is_cut_says_length(client: openai.OpenAI) -> None:
     """Whatever is there of it, nobody takes it for complete."""
     answer = client.chat.completions.create(model="fake", messages=say("cut"), tools=TOOLS, max_tokens=100)
-    choice = answer.choices[0]
-    assert choice.finish_reason == "length"
-    assert choice.message.tool_calls is not None
-    assert choice.message.tool_calls[0].function.arguments.endswith("RRR")
+    message: Any = answer.choices[0].message
+    assert answer.choices[0].finish_reason == "length"
+    assert message.tool_calls[0].function.arguments.endswith("RRR")
 
 
 def test_one_call_at_a_time(client: openai.OpenAI) -> None:
@@ -141,9 +145,7 @@ def test_one_call_at_a_time(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="fake", messages=say("two"), tools=TOOLS, parallel_tool_calls=False
     )
-    message = answer.choices[0].message
-    assert message.tool_calls is not None
-    assert [call.function.name for call in message.tool_calls] == ["weather"]
+    assert names_of(answer.choices[0].message) == ["weather"]
     assert answer.choices[0].finish_reason == "tool_calls"
     assert answer.usage is not None
     assert answer.usage.completion_tokens == SCRIPTS["two"].index("</tool_call>")
@@ -274,7 +276,7 @@ def test_an_echo_comes_before_the_text(client: openai.OpenAI, stream: bool) -> N
     ids = FakeTokenizer().encode("ab", add_special_tokens=True, parse_special=True)
     for prompt in ("ab", ids):
         fields: Any = {"model": "fake", "prompt": prompt, "echo": True, "seed": 3, "max_tokens": 5}
-        answer = client.completions.create(**fields, stream=stream, extra_body={"ignore_eos": True})
+        answer: Any = client.completions.create(**fields, stream=stream, extra_body={"ignore_eos": True})
         if stream:
             text = "".join(chunk.choices[0].text for chunk in answer)
         else:

@@ -1,10 +1,13 @@
 """What an answer is made of: the seam between a model's tokens and the shapes of the APIs.
 
-    chunks of tokens -> `answer_stream.Answer` -> events -> a `shapes.Shape` -> bytes for the client
+    chunks of tokens -> `answer.Answer` -> events -> a `shapes.Shape` -> bytes for the client
 
-`Answer` knows tokens, UTF-8, stop strings, reasoning sections and tool formats, and nothing of HTTP. A shape
-knows one API's JSON, and nothing of tokens or markers: it is a pure rendering of the events of a request's
-choices. A further API is a parser of its body and one more shape.
+`Answer`, with an `answer_stream.AnswerStream` in it, knows tokens, UTF-8, stop strings, reasoning sections
+and tool formats, and nothing of HTTP. A shape knows one API's JSON, and nothing of tokens or markers: it is a
+pure rendering of the events of a request's choices. A further API is an `endpoints.Endpoint`: a parser that
+makes an `ApiRequest` of its body (messages in the form of `messages.parse_messages`, tools as a `ToolUse`),
+and one more shape. `exchange` does the rest: prompts, constraints, choices, streaming, errors, cancelling,
+metrics.
 
 The order of one choice's events, by which a shape may go:
 

@@ -22,22 +22,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tenfold.checkpoint.text_stream import StopStrings
-from tenfold.protocol import Chunk, FinishReason
 from tenfold.server.answer_events import (
-    Delta,
     Event,
-    Finish,
     ReasoningDelta,
     TextDelta,
     ToolArgumentsDelta,
     ToolCallBegin,
     ToolCallEnd,
 )
-from tenfold.server.output import Output
 from tenfold.server.reasoning import ReasoningFormat
 from tenfold.server.text import Stream
-from tenfold.server.tool_formats.base import ToolFormat
-from tenfold.server.tool_formats.calls import CallReader, State
+from tenfold.server.tool_formats.base import State, ToolFormat
+from tenfold.server.tool_formats.calls import CallReader
 
 
 @dataclass(frozen=True)
@@ -269,7 +265,7 @@ class AnswerStream:
     # What a reader says.
 
     def call_begins(self, name: str) -> None:
-        """See `tool_formats.calls.Sink`."""
+        """See `tool_formats.base.Sink`."""
         tools = self._sections.tools
         assert tools is not None
         if self._reader is not None and not self._reader.bare:
@@ -279,7 +275,7 @@ class AnswerStream:
         self.calls += 1
 
     def call_goes_on(self, arguments: str) -> None:
-        """See `tool_formats.calls.Sink`."""
+        """See `tool_formats.base.Sink`."""
         events, index = self._events, self.calls - 1
         if events and isinstance(last := events[-1], ToolArgumentsDelta):
             events[-1] = ToolArgumentsDelta(index, last.text + arguments)
@@ -287,7 +283,7 @@ class AnswerStream:
             events.append(ToolArgumentsDelta(index, arguments))
 
     def call_ends(self) -> bool:
-        """See `tool_formats.calls.Sink`."""
+        """See `tool_formats.base.Sink`."""
         self._events.append(ToolCallEnd(self.calls - 1))
         if self._sections.one_call:
             self.stopped = ""
@@ -323,59 +319,6 @@ class AnswerStream:
             self._events[-1] = ReasoningDelta(last.text + text)
         else:
             self._events.append(ReasoningDelta(text))
-
-
-class Answer:
-    """One choice of a request: its chunks as deltas, its counts, its end."""
-
-    def __init__(self, stream: AnswerStream) -> None:
-        self._stream = stream
-        self._output = Output(stream)
-        self.finish: Finish | None = None
-        """Set once the answer is over, when the engine may still be at work."""
-
-    def push(self, chunks: Iterable[Chunk]) -> Delta:
-        """Takes news in order. The last delta ends with `Finish`, unless the engine failed: see ``error``."""
-        output, stream = self._output, self._stream
-        piece = output.push(chunks)
-        delta = Delta(stream.take(), piece.tokens, piece.logprobs)
-        if output.finish in ("stop", "length") and self.finish is None:
-            if output.finish == "length":
-                self.finish = Finish("length")
-            else:
-                self.finish = Finish("tool_calls" if stream.calls else "stop", stream.stopped or None)
-            delta.events.append(self.finish)
-        return delta
-
-    @property
-    def engine_finish(self) -> FinishReason | None:
-        """How the engine, or a stop string, ended it; ``error`` and ``abort`` are no answer."""
-        return self._output.finish
-
-    @property
-    def error(self) -> str | None:
-        """What the engine says of its failure."""
-        return self._output.error
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens generated, the one that ended the answer included, and none behind a stop string."""
-        return self._output.completion_tokens
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """Of those, what went into reasoning."""
-        return self._stream.reasoning_tokens
-
-    @property
-    def cached_tokens(self) -> int | None:
-        """Prompt tokens found in the cache; None before it ran."""
-        return self._output.cached_tokens
-
-    @property
-    def queue_ms(self) -> float | None:
-        """How long it waited in the engine."""
-        return self._output.queue_ms
 
 
 def _line_ends(text: str) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tenfold.config import PlanLine
-from tenfold.server.answer_stream import Answer, AnswerStream, Sections
+from tenfold.server.answer import Answer
+from tenfold.server.answer_stream import AnswerStream, Sections
 from tenfold.server.reasoning import FORMATS as REASONING
 from tenfold.server.reasoning import ReasoningFormat, detect_reasoning
 from tenfold.server.text import Text

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tenfold.protocol import Request
+from tenfold.server.answer import Answer
 from tenfold.server.answer_events import Delta, Usage
-from tenfold.server.answer_stream import Answer
 from tenfold.server.errors import broken
 from tenfold.server.flights import Flight
 

@@ -114,6 +114,16 @@ def check_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
+    """A list of token ids; empty for null."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise invalid(name, f"{name} is {show(value)}; it must be a list of token ids")
+    ids = Range(0, vocab_size - 1)
+    return tuple(check_integer(f"{name}[{i}]", item, ids) for i, item in enumerate(value))
+
+
 def show(value: Any) -> str:
     """A value for an error message: JSON, cut when it is long."""
     try:

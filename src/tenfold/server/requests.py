@@ -11,15 +11,14 @@ from tenfold.limits import MAX_LOGPROBS, RANGES, Range
 from tenfold.protocol import SamplingParams
 from tenfold.server.constraints import take_constraint
 from tenfold.server.errors import ApiError, invalid
-from tenfold.server.fields import Fields, check_integer, check_number, show
+from tenfold.server.fields import Fields, check_number, show, token_ids
 from tenfold.server.messages import parse_messages
+from tenfold.server.prompts import MAX_CHOICES, parse_prompts
 from tenfold.server.tools import ToolUse, parse_tools
 
 MAX_STOPS = 16
 TEMPERATURE = msgspec.structs.replace(RANGES["temperature"], high=2.0)
 """The engine takes higher ones; OpenAI's API does not."""
-MAX_CHOICES = 128
-"""Of one request, over all its prompts."""
 SEEDS = 1 << 64
 
 
@@ -104,7 +103,7 @@ def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequ
 def parse_completion(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """The body of ``/v1/completions``. Raises `ApiError`."""
     fields = open_body(body, models)
-    prompts = _prompts(fields.take("prompt"), vocab_size)
+    prompts = parse_prompts(fields.take("prompt"), vocab_size)
     logprobs = fields.integer("logprobs", _logprobs_range(vocab_size))
     max_tokens = _max_tokens(fields, "max_tokens")
     echo = fields.boolean("echo")
@@ -248,16 +247,6 @@ def _stop(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
-    """A list of token ids; empty for null."""
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise invalid(name, f"{name} is {show(value)}; it must be a list of token ids")
-    ids = Range(0, vocab_size - 1)
-    return tuple(check_integer(f"{name}[{i}]", item, ids) for i, item in enumerate(value))
-
-
 def _logit_bias(value: Any, vocab_size: int) -> dict[int, float]:
     if value is None:
         return {}
@@ -272,43 +261,6 @@ def _logit_bias(value: Any, vocab_size: int) -> dict[int, float]:
             )
         bias[int(key)] = check_number(f"logit_bias[{key}]", number, RANGES["logit_bias"])
     return bias
-
-
-def _prompts(value: Any, vocab_size: int) -> tuple[str | tuple[int, ...], ...]:
-    if value is None:
-        raise invalid("prompt", "prompt is missing", code="missing_parameter")
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list):
-        raise invalid(
-            "prompt",
-            f"prompt is {show(value)}; it must be a string or a list of token ids, or a list of those",
-        )
-    if value and isinstance(value[0], str | list):
-        return _several(value, vocab_size)
-    ids = token_ids("prompt", value, vocab_size)
-    if not ids:
-        raise invalid("prompt", "prompt is empty; it must have at least one token")
-    return (ids,)
-
-
-def _several(value: list[Any], vocab_size: int) -> tuple[str | tuple[int, ...], ...]:
-    if len(value) > MAX_CHOICES:
-        raise invalid("prompt", f"prompt has {len(value)} prompts; a request can have up to {MAX_CHOICES}")
-    other = next((i for i, item in enumerate(value) if type(item) is not type(value[0])), None)
-    if other is not None:
-        raise invalid(
-            "prompt",
-            f"prompt[{other}] is {show(value[other])}, and prompt[0] is not of that kind; a prompt is a "
-            "string or a list of token ids",
-        )
-    prompts = []
-    for index, item in enumerate(value):
-        prompt = item if isinstance(item, str) else token_ids(f"prompt[{index}]", item, vocab_size)
-        if not isinstance(item, str) and not item:
-            raise invalid(f"prompt[{index}]", f"prompt[{index}] is empty; it must have at least one token")
-        prompts.append(prompt)
-    return tuple(prompts)
 
 
 def _metadata(value: Any) -> None:

@@ -6,9 +6,10 @@ import msgspec
 
 from tenfold.limits import PromptTooLong
 from tenfold.server.errors import invalid
+from tenfold.server.fields import token_ids
 from tenfold.server.messages import parse_messages
 from tenfold.server.prepare import Preparer
-from tenfold.server.requests import open_body, template_variables, token_ids
+from tenfold.server.requests import open_body, template_variables
 from tenfold.server.tools import parse_tools
 
 

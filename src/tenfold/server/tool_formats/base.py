@@ -1,9 +1,10 @@
-"""What a format of tool calls is."""
+"""What a format of tool calls is, and what is between a reader of them and who asks it."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Any, Protocol
 
 import msgspec
@@ -55,3 +56,25 @@ class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
             letters = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
             return "".join(secrets.choice(letters) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
+
+
+class Sink(Protocol):
+    """Who is told of calls."""
+
+    def call_begins(self, name: str) -> None: ...
+
+    def call_goes_on(self, arguments: str) -> None: ...
+
+    def call_ends(self) -> bool:
+        """True: no further call is wanted."""
+        ...
+
+
+class State(Enum):
+    """Where a reader stands."""
+
+    READING = auto()
+    CLOSED = auto()
+    """The section is over; what follows is no part of it."""
+    FAULT = auto()
+    """The text read is no call; what follows is no part of it either."""

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from enum import Enum, auto
-from typing import Protocol
 
-from tenfold.server.tool_formats.base import ToolFormat
+from tenfold.server.tool_formats.base import Sink, State, ToolFormat
 from tenfold.server.tool_formats.json_scan import JsonScan, Scan
 
 _SPACE = " \t\n\r"
@@ -25,28 +23,6 @@ _BARE_KEYS = (_NAME, *_ARGUMENTS, "type", "id")
 _LONGEST_HEADER = 128
 _ARGS = "[ARGS]"
 _CALL_ID = "[CALL_ID]"
-
-
-class Sink(Protocol):
-    """Who is told of calls."""
-
-    def call_begins(self, name: str) -> None: ...
-
-    def call_goes_on(self, arguments: str) -> None: ...
-
-    def call_ends(self) -> bool:
-        """True: no further call is wanted."""
-        ...
-
-
-class State(Enum):
-    """Where a reader stands."""
-
-    READING = auto()
-    CLOSED = auto()
-    """The section is over; what follows is no part of it."""
-    FAULT = auto()
-    """`CallReader.text` is no call; what follows is no part of it either."""
 
 
 class CallReader:
