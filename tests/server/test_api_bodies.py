@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenfold.server.chat_setup import choose_chat
@@ -53,6 +53,7 @@ def parse_kept(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequ
 
 
 @pytest.mark.parametrize("parse", [parse_message, parse_count, parse_kept])
+@settings(deadline=None)
 @given(body=bodies, whole=st.booleans())
 def test_any_body_is_taken_or_refused(parse: Any, body: dict[str, Any], whole: bool) -> None:
     """Never anything but a request or an error that says what is wrong; also where all else is right."""
@@ -71,6 +72,7 @@ def test_any_body_is_taken_or_refused(parse: Any, body: dict[str, Any], whole: b
         assert parsed.messages
 
 
+@settings(deadline=None)
 @given(value=st.lists(values, min_size=1, max_size=3))
 def test_any_conversation_is_taken_or_refused(value: list[Any]) -> None:
     """The same for what is in it, where nothing else is in the way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenfold.server.answer_events import (
@@ -119,6 +119,7 @@ def message_of(events: list[Any]) -> Any:
     return message
 
 
+@settings(deadline=None)
 @given(cut_answers())
 def test_a_messages_stream_adds_up(cut: tuple[list[Event], list[Delta]]) -> None:
     """To the very JSON of the whole answer."""
@@ -137,6 +138,7 @@ def bare(items: list[Any]) -> list[Any]:
     return [{name: value for name, value in item.items() if name != "id"} for item in items]
 
 
+@settings(deadline=None)
 @given(cut_answers())
 def test_a_responses_stream_adds_up(cut: tuple[list[Event], list[Delta]]) -> None:
     """Deltas to what is said to be done, items to the response, and this to the whole answer."""
@@ -156,6 +158,7 @@ def test_a_responses_stream_adds_up(cut: tuple[list[Event], list[Delta]]) -> Non
     assert not cut_off
 
 
+@settings(deadline=None)
 @given(objects, st.integers(0, 200))
 def test_of_an_object_that_is_cut_off_remains_what_was_whole(value: dict[str, Any], cut: int) -> None:
     """All of it if it is whole; else a beginning of it, and never a value that was not there."""
@@ -174,6 +177,7 @@ def _begins(part: Any, whole: Any) -> bool:
     return bool(part == whole)
 
 
+@settings(deadline=None)
 @given(st.text('{}[]",:\\a1 ', max_size=20))
 def test_anything_else_is_an_object_too(text: str) -> None:
     """What a model writes where arguments should be never breaks an answer."""

@@ -38,9 +38,12 @@ def clients() -> Path:
         shutil.copy(file, folder)
     if fresh:
         install = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"]
-        done = subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=280)
-        if done.returncode:
-            pytest.skip(f"npm cannot install the clients: {done.stderr[-300:]}")
+        try:
+            subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=240, check=True)
+        except subprocess.TimeoutExpired:
+            pytest.skip("npm does not come to an end with installing the clients")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"npm cannot install the clients: {error.stderr[-300:]}")
     return folder
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenfold.server.errors import ApiError
@@ -14,6 +14,7 @@ def kept(size: int) -> Kept:
     return Kept(response={}, input=[], conversation=[], bytes=size)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("kgd"), st.integers(0, 9), st.integers(0, 40)), max_size=40))
 def test_the_newest_are_there_and_memory_is_bounded(work: list[tuple[str, int, int]]) -> None:
     """Against a plain list: what was used longest ago goes first."""
