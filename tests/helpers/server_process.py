@@ -108,6 +108,23 @@ def running_server(
             process.kill()
 
 
+@contextlib.contextmanager
+def serving_model(log: Path, model: str = "smollm2") -> Iterator[ServerProcess]:
+    """`tenfold serve MODEL`, as a user starts it; at exit it must stop cleanly."""
+    cli = [sys.executable, "-c", "from tenfold.cli import main; main()"]
+    command = [*cli, "serve", model, "--port", "0", "--kv-memory", "256MiB", "--json"]
+    with log.open("w") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    with process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, log.read_text()
+        yield ServerProcess(process, json.loads(line)["url"], log)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert "Traceback" not in log.read_text()
+
+
 def wait_for(probe: Any, seconds: float = 10.0) -> Any:
     """What ``probe`` returns as soon as that is true."""
     deadline = time.monotonic() + seconds

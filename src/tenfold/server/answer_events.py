@@ -109,6 +109,8 @@ class Whole:
     calls: list[ToolCall] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    """All of them, for shapes that show in which order text and calls came."""
     finish: Finish | None = None
     """None until the end."""
 
@@ -122,6 +124,7 @@ def sum_of(deltas: Iterable[Delta]) -> Whole:
     for delta in deltas:
         whole.tokens += delta.tokens
         whole.logprobs += delta.logprobs
+        whole.events += delta.events
         for event in delta.events:
             match event:
                 case TextDelta():

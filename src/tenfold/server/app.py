@@ -18,12 +18,20 @@ from tenfold.limits import RequestError
 from tenfold.protocol import Constraint, EnginePlan
 from tenfold.server.chat_setup import ChatSetup, choose_chat
 from tenfold.server.choices import Tower
-from tenfold.server.endpoints import ENDPOINTS, Endpoint
+from tenfold.server.endpoints import (
+    COUNT_TOKENS,
+    COUNT_TOKENS_PATH,
+    ENDPOINTS,
+    Endpoint,
+    responses_endpoint,
+)
 from tenfold.server.errors import ApiError, unexpected
 from tenfold.server.exchange import Exchange, Receive, Scope, Send, answer, answer_error
 from tenfold.server.flights import ClientGone, Flights
 from tenfold.server.metrics import Metrics
 from tenfold.server.prepare import Job, Preparer
+from tenfold.server.responses_api.kept import PREFIX, kept_response, methods_of
+from tenfold.server.responses_api.store import ResponseStore
 from tenfold.server.text import Text
 from tenfold.server.tokenize import TokenEndpoints
 from tenfold.server.tool_constraint import refusal
@@ -66,6 +74,8 @@ class App:
         self._constraints = Compiler(lambda: text.tokenizer, plan.vocab_size)
         self._long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long-body")
         self._created = int(time.time())
+        self._responses = ResponseStore()
+        self._endpoints = {**ENDPOINTS, "/v1/responses": responses_endpoint(self._responses)}
         self._models = msgspec.json.encode({"object": "list", "data": [self._model_object()]})
         self._gets: dict[str, Callable[[], tuple[int, bytes, str]]] = {
             "/health": lambda: (200, b'{"status":"ok"}', "application/json"),
@@ -79,33 +89,44 @@ class App:
             raise RuntimeError(f"this application speaks HTTP, not {scope['type']}")
         path, method = scope["path"], scope["method"]
         request_id = _request_id(scope)
+        endpoint: Endpoint | None = None
         try:
-            if path in ENDPOINTS:
+            if path in self._endpoints:
+                endpoint = self._endpoints[path]
                 _check_method(method, ("POST",))
-                await Exchange(self, request_id, ENDPOINTS[path], receive, send).run(scope)
+                await Exchange(self, request_id, endpoint, receive, send).run(scope)
                 return
             if path in self._tools:
                 _check_method(method, ("POST",))
                 data = await self._apart(self._tools[path], await self.read_body(scope, receive))
                 await answer(send, request_id, 200, data, "application/json")
                 return
-            if path.startswith("/v1/models/"):
+            if path == COUNT_TOKENS_PATH:
+                endpoint = COUNT_TOKENS
+                _check_method(method, ("POST",))
+                body = await self._apart(self._preparer.count, await self.read_body(scope, receive))
+                status, kind = 200, "application/json"
+            elif path.startswith(PREFIX):
+                _check_method(method, methods_of(path))
+                status, kind = 200, "application/json"
+                body = kept_response(self._responses, method, path, scope.get("query_string", b""))
+            elif path.startswith("/v1/models/"):
                 _check_method(method, ("GET", "HEAD"))
                 status, body, kind = self._one_model(path.removeprefix("/v1/models/"))
             elif path in self._gets:
                 _check_method(method, ("GET", "HEAD"))
                 status, body, kind = self._gets[path]()
             else:
-                known = ", ".join([*ENDPOINTS, *self._tools, *self._gets])
+                known = ", ".join([*self._endpoints, COUNT_TOKENS_PATH, *self._tools, *self._gets])
                 raise ApiError(404, f"there is nothing at {path}; there is: {known}", code="not_found")
         except ApiError as error:
-            await answer_error(send, request_id, error)
+            await answer_error(send, request_id, error, endpoint)
             return
         except ClientGone:
             return
         except Exception:
             log.exception("%s %s failed", method, path)
-            await answer_error(send, request_id, unexpected())
+            await answer_error(send, request_id, unexpected(), endpoint)
             return
         await answer(send, request_id, status, body, kind)
 

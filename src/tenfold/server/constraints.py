@@ -54,7 +54,7 @@ def _response_format(value: Any) -> Constraint | None:
         )
     if kind == "json_schema":
         _only_known(where, value, ("type", "json_schema"))
-        return _json_schema(f"{where}.json_schema", value.get("json_schema"))
+        return json_schema(f"{where}.json_schema", value.get("json_schema"))
     if kind in ("structural_tag", "regex", "grammar"):
         raise invalid(
             f"{where}.type", f"{where}.type is {show(kind)}; it is not supported", code="unsupported_value"
@@ -62,7 +62,8 @@ def _response_format(value: Any) -> Constraint | None:
     raise invalid(where, f'{where} is {show(value)}; its type must be "text", "json_object" or "json_schema"')
 
 
-def _json_schema(where: str, value: Any) -> Constraint:
+def json_schema(where: str, value: Any) -> Constraint:
+    """A named schema as a constraint; ``where`` is its place in the body. Raises ApiError."""
     if not isinstance(value, dict):
         raise invalid(where, f"{where} is {show(value)}; it must be an object with a name and a schema")
     _only_known(where, value, ("name", "description", "schema", "strict"))

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tenfold.server.chat import ChatShape
+from tenfold.server.errors import ApiError
+from tenfold.server.messages_api.body import parse_count, parse_message
+from tenfold.server.messages_api.errors import error_body
+from tenfold.server.messages_api.shape import MessageShape
 from tenfold.server.requests import ApiRequest, parse_chat, parse_completion
+from tenfold.server.responses_api.body import ResponsesRequest, parse_response
+from tenfold.server.responses_api.shape import ResponseShape
+from tenfold.server.responses_api.store import ResponseStore
 from tenfold.server.shapes import CompletionShape, Shape
 from tenfold.server.text import Text
 
@@ -36,6 +43,10 @@ class Endpoint:
     """For the log."""
     parse: Parse
     shape: Callable[[Opening], Shape]
+    error: Callable[[ApiError, str], bytes] = lambda error, id: error.body()
+    """The body of an error; the string is the request's id."""
+    id_headers: tuple[str, ...] = ("x-request-id",)
+    """Headers of a response that have the request's id."""
 
 
 def _chat_shape(of: Opening) -> Shape:
@@ -63,7 +74,31 @@ def _completion_shape(of: Opening) -> Shape:
     )
 
 
+def _message_shape(of: Opening) -> Shape:
+    return MessageShape(of.id, of.model)
+
+
+_ID_HEADERS = ("request-id", "x-request-id")
+COUNT_TOKENS_PATH = "/v1/messages/count_tokens"
+COUNT_TOKENS = Endpoint("count_tokens", parse_count, _message_shape, error_body, _ID_HEADERS)
+"""Of its prompts only the tokens are counted."""
+
+
+def responses_endpoint(store: ResponseStore) -> Endpoint:
+    """The Responses API; what it keeps, it keeps in the store."""
+
+    def parse(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
+        return parse_response(body, models, vocab_size, store)
+
+    def shape(of: Opening) -> Shape:
+        assert isinstance(of.parsed, ResponsesRequest)
+        return ResponseShape(of.created, of.model, of.parsed, store)
+
+    return Endpoint("responses", parse, shape)
+
+
 ENDPOINTS = {
     "/v1/chat/completions": Endpoint("chat", parse_chat, _chat_shape),
     "/v1/completions": Endpoint("completion", parse_completion, _completion_shape),
+    "/v1/messages": Endpoint("messages", parse_message, _message_shape, error_body, _ID_HEADERS),
 }

@@ -108,7 +108,7 @@ class Exchange:
         """The request never began: it counts as rejected, and as nothing else."""
         self._app.metrics.rejected[str(error.status)] += 1
         log.info("%s refused: %d %s", self._id, error.status, error.message)
-        await answer_error(self._send, self._id, error)
+        await answer_error(self._send, self._id, error, self._endpoint)
 
     async def _watch(self, choices: Choices) -> None:
         """Cancels everything as soon as the client hangs up."""
@@ -140,7 +140,7 @@ class Exchange:
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
-            (b"x-request-id", self._id.encode()),
+            *((name.encode(), self._id.encode()) for name in self._endpoint.id_headers),
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
@@ -150,13 +150,14 @@ class Exchange:
             async for choice, delta in news:
                 deltas[choice.index].append(delta)
         body = shape.whole([sum_of(each) for each in deltas], choices.usage())
-        await answer(self._send, self._id, 200, body, "application/json")
+        names = self._endpoint.id_headers
+        await answer(self._send, self._id, 200, body, "application/json", id_headers=names)
 
     async def _fail(self, error: ApiError, shape: Shape) -> None:
         if self._headers_sent:
             await self._send({"type": "http.response.body", "body": shape.failure(error)})
         else:
-            await answer_error(self._send, self._id, error)
+            await answer_error(self._send, self._id, error, self._endpoint)
 
     def _account(self, choices: Choices, failed: str) -> None:
         """``failed``: how the choices ended that have not, empty if all have."""
@@ -200,19 +201,29 @@ class Exchange:
 
 
 async def answer(
-    send: Send, id: str, status: int, body: bytes, kind: str, extra: tuple[tuple[str, str], ...] = ()
+    send: Send,
+    id: str,
+    status: int,
+    body: bytes,
+    kind: str,
+    extra: tuple[tuple[str, str], ...] = (),
+    id_headers: tuple[str, ...] = ("x-request-id",),
 ) -> None:
     """A whole response."""
     headers = [
         (b"content-type", kind.encode()),
         (b"content-length", str(len(body)).encode()),
-        (b"x-request-id", id.encode()),
+        *((name.encode(), id.encode()) for name in id_headers),
         *((name.encode(), value.encode()) for name, value in extra),
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-async def answer_error(send: Send, id: str, error: ApiError) -> None:
-    """An error object with its status and headers."""
-    await answer(send, id, error.status, error.body(), "application/json", error.headers)
+async def answer_error(send: Send, id: str, error: ApiError, endpoint: Endpoint | None = None) -> None:
+    """An error object with its status and headers, as the endpoint has them."""
+    if endpoint is None:
+        await answer(send, id, error.status, error.body(), "application/json", error.headers)
+        return
+    body = endpoint.error(error, id)
+    await answer(send, id, error.status, body, "application/json", error.headers, endpoint.id_headers)

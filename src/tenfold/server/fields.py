@@ -83,6 +83,37 @@ def check_number(name: str, value: Any, range: Range) -> float:
     return float(value)
 
 
+def check_object(name: str, value: Any, known: Sequence[str]) -> dict[str, Any]:
+    """``value`` if it is an object with no other fields than those that are ``known``."""
+    if not isinstance(value, dict):
+        raise invalid(name, f"{name} is {show(value)}; it must be an object")
+    for key in value:
+        if key not in known:
+            raise invalid(f"{name}.{key}", f"unknown field {name}.{key}", code="unknown_parameter")
+    return value
+
+
+def check_string(name: str, value: Any) -> str:
+    """``value`` if it is a string."""
+    if not isinstance(value, str):
+        raise invalid(name, f"{name} is {show(value)}; it must be a string")
+    return value
+
+
+def check_list(name: str, value: Any) -> list[Any]:
+    """``value`` if it is a list."""
+    if not isinstance(value, list):
+        raise invalid(name, f"{name} is {show(value)}; it must be a list")
+    return value
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """``value`` if it is a boolean; False for null."""
+    if value is not None and not isinstance(value, bool):
+        raise invalid(name, f"{name} is {show(value)}; it must be true or false")
+    return bool(value)
+
+
 def token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
     """A list of token ids; empty for null."""
     if value is None:

@@ -99,7 +99,7 @@ def _call(where: str, value: Any) -> dict[str, Any]:
             raise invalid(
                 f"{where}.function.{name}", f"unknown field {where}.function.{name}", code="unknown_parameter"
             )
-    called = {"name": function["name"], "arguments": _arguments(function["arguments"])}
+    called = {"name": function["name"], "arguments": arguments_object(function["arguments"])}
     return {"id": id, "type": "function", "function": called}
 
 
@@ -127,7 +127,7 @@ def _content(where: str, value: Any) -> str:
     return "\n".join(texts)
 
 
-def _arguments(text: str) -> Any:
+def arguments_object(text: str) -> Any:
     """As templates want them: an object where the text is one. Else the text itself: a model that wrote
     something else may see what it wrote."""
     try:

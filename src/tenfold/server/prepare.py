@@ -15,8 +15,8 @@ from tenfold.protocol import EnginePlan, Request
 from tenfold.server.answer_stream import Sections
 from tenfold.server.chat_setup import ChatSetup, new_answer
 from tenfold.server.choices import Choice
-from tenfold.server.endpoints import Endpoint, Opening
-from tenfold.server.errors import invalid
+from tenfold.server.endpoints import COUNT_TOKENS, Endpoint, Opening
+from tenfold.server.errors import ApiError, invalid
 from tenfold.server.requests import ApiRequest
 from tenfold.server.shapes import Shape
 from tenfold.server.text import ChatPrompt, Text
@@ -51,7 +51,7 @@ class Preparer:
         parsed = endpoint.parse(body, (self.model,), self.plan.vocab_size)
         sections = Sections()
         if parsed.messages is not None:
-            prompt = self.conversation(parsed.messages, parsed.tools, parsed.template_variables)
+            prompt = self._of(parsed)
             sections = self._sections(parsed.tools, prompt.text)
             prompts = [self._checked(parsed, tuple(prompt.ids), parsed.prompt_field)]
             parsed = self._constrained(parsed, sections)
@@ -78,6 +78,32 @@ class Preparer:
             echoes = [self._echo(prompt) for prompt in parsed.prompts for _ in range(parsed.n)]
         opening = Opening(id, int(time.time()), self.model, self.text, parsed, echoes)
         return Job(parsed, choices, endpoint.shape(opening))
+
+    def count(self, body: bytes) -> bytes:
+        """What answers a body of ``/v1/messages/count_tokens``: the tokens of its prompt, whether there is
+        room to answer it or not. Raises ApiError."""
+        parsed = COUNT_TOKENS.parse(body, (self.model,), self.plan.vocab_size)
+        return msgspec.json.encode({"input_tokens": len(self._of(parsed).ids)})
+
+    def _of(self, parsed: ApiRequest) -> ChatPrompt:
+        assert parsed.messages is not None
+        variables = {**parsed.template_variables, **self._thinking(parsed)}
+        try:
+            return self.conversation(parsed.messages, parsed.tools, variables)
+        except ApiError as error:
+            raise parsed.in_own_words(error) from None
+
+    def _thinking(self, parsed: ApiRequest) -> dict[str, Any]:
+        """The template's variables for a model that is to think, or not to."""
+        wanted, template = parsed.thinking, self.text.template
+        if wanted is None or template is None:
+            return {}
+        if "enable_thinking" in template.variables:
+            return {"enable_thinking": wanted}
+        if wanted != (self._chat.reasoning is not None):
+            why = "does not reason before it answers" if wanted else "reasons whatever it is told"
+            raise invalid("thinking", f"thinking: {self.model} {why}", code="unsupported_value")
+        return {}
 
     def conversation(
         self,
@@ -125,7 +151,10 @@ class Preparer:
 
     def _constrained(self, parsed: ApiRequest, sections: Sections) -> ApiRequest:
         params = parsed.params
-        constraint = chat_constraint(params.constraint, parsed.tools, sections, self.text.special_tokens)
+        try:
+            constraint = chat_constraint(params.constraint, parsed.tools, sections, self.text.special_tokens)
+        except ApiError as error:
+            raise parsed.in_own_words(error) from None
         if constraint is None or constraint is params.constraint:
             return parsed
         if params.ignore_eos:
@@ -163,7 +192,7 @@ class Preparer:
                 raise PromptTooLong(
                     "prompt",
                     f"has {len(ids)} tokens and {wanted} were asked for; the model's context is "
-                    f"{plan.max_context}. Shorten the prompt, or lower max_tokens",
+                    f"{plan.max_context}. Shorten the prompt, or lower {parsed.name('max_tokens')}",
                 )
         except PromptTooLong as error:
             raise invalid(field, str(error), code="context_length_exceeded") from None

@@ -39,11 +39,28 @@ class ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Texts or token ids."""
     echo: bool = False
     """The prompt comes before the text."""
+    thinking: bool | None = None
+    """Whether the model is to reason before it answers; None: as it does by itself."""
+    names: dict[str, str] = {}
+    """What fields, or parts of their paths, are called here where the chat API calls them otherwise."""
+
+    def name(self, field: str) -> str:
+        """What this API calls a field of the chat API."""
+        return self.names.get(field, field)
+
+    def in_own_words(self, error: ApiError) -> ApiError:
+        """An error about a field that was named as the chat API names it."""
+        for name, own in self.names.items():
+            if error.param is not None and name in error.param:
+                error.param = error.param.replace(name, own, 1)
+                error.message = error.message.replace(name, own, 1)
+                break
+        return error
 
     @property
     def prompt_field(self) -> str:
         """The field that the prompt came in."""
-        return "prompt" if self.messages is None else "messages"
+        return "prompt" if self.messages is None else self.name("messages")
 
     def params_of(self, choice: int) -> SamplingParams:
         """Of a prompt's choice: choice i has the seed plus i, so it is what a request of its own with that
@@ -113,8 +130,8 @@ def parse_completion(body: bytes, models: tuple[str, ...], vocab_size: int) -> A
     )
 
 
-def open_body(body: bytes, models: tuple[str, ...]) -> Fields:
-    """A body taken apart, and the fields of every API: the model and labels. Raises `ApiError`."""
+def read_fields(body: bytes, models: tuple[str, ...]) -> Fields:
+    """The fields of a body that is for one of the models. Raises `ApiError`."""
     try:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -130,13 +147,24 @@ def open_body(body: bytes, models: tuple[str, ...]) -> Fields:
             param="model",
             code="model_not_found",
         )
+    return fields
+
+
+def open_body(body: bytes, models: tuple[str, ...]) -> Fields:
+    """A body taken apart, and the fields of all of OpenAI's APIs: the model and labels. Raises `ApiError`."""
+    fields = read_fields(body, models)
+    take_labels(fields)
+    return fields
+
+
+def take_labels(fields: Fields) -> None:
+    """What OpenAI's APIs take and nothing depends on."""
     for name in ("user", "safety_identifier", "prompt_cache_key"):
         fields.string(name)  # labels of the client's own; nothing depends on them
     fields.only(
         "prompt_cache_retention", ("in_memory", "in-memory"), "the cache keeps what there is room for"
     )
     _metadata(fields.take("metadata"))
-    return fields
 
 
 def _streaming(fields: Fields) -> tuple[bool, bool]:
@@ -179,8 +207,7 @@ def _params(fields: Fields, vocab_size: int, max_tokens: int | None, logprobs: i
         presence_penalty=fields.number("presence_penalty", 0.0, RANGES["presence_penalty"]),
         frequency_penalty=fields.number("frequency_penalty", 0.0, RANGES["frequency_penalty"]),
         logit_bias=_logit_bias(fields.take("logit_bias"), vocab_size),
-        # Drawn here and not in the worker, so that another worker can carry on with the same noise.
-        seed=secrets.randbits(63) if seed is None else seed & ((1 << 64) - 1),
+        seed=seed_or_new(seed),
         stop=_stop(fields.take("stop")),
         stop_token_ids=token_ids("stop_token_ids", fields.take("stop_token_ids"), vocab_size),
         max_tokens=max_tokens,
@@ -188,6 +215,12 @@ def _params(fields: Fields, vocab_size: int, max_tokens: int | None, logprobs: i
         logprobs=logprobs,
         constraint=constraint,
     )
+
+
+def seed_or_new(seed: int | None) -> int:
+    """A seed of 64 bits. It is drawn here and not in the worker, so that another worker can carry on with the
+    same noise."""
+    return secrets.randbits(63) if seed is None else seed % SEEDS
 
 
 def _logprobs_range(vocab_size: int) -> Range:

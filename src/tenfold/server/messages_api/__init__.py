@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: a parser of its bodies and a shape of its answers."""
