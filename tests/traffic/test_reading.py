@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenfold.traffic.reading import TrafficError, TrafficRequest, read_traffic
+from tenfold.protocol import SamplingParams
+from tenfold.traffic.reading import TrafficError, TrafficRequest, contents, read_traffic
 from tests.helpers.fake_engine import VOCAB
 from tests.helpers.fake_text import FakeTokenizer, load_fake_text
 from tests.helpers.traffic import line, write_lines
@@ -123,6 +125,17 @@ def test_a_body_without_a_seed_gets_one_that_is_always_the_same(tmp_path: Path) 
 
 
 @given(st.binary(max_size=200))
+def test_what_a_request_is_known_by_survives_new_parameters() -> None:
+    """Answers are kept for days by it: a parameter that is added to the engine, and that a body does not give,
+    must not have all answers made anew. So these bytes are fixed."""
+    params = SamplingParams(temperature=0.5, logit_bias={7: 1.0}, seed=3)
+    expected = msgspec.msgpack.encode(
+        ((1, 2), {"logit_bias": {7: 1.0}, "seed": 3, "temperature": 0.5}), order="deterministic"
+    )
+    assert contents((1, 2), params) == expected
+    assert contents((1, 2), SamplingParams()) == msgspec.msgpack.encode(((1, 2), {}))
+
+
 def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """A file of anything is traffic or a TrafficError, and never another failure."""
     path = tmp_path_factory.getbasetemp() / "any.jsonl"

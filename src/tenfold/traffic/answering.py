@@ -19,7 +19,7 @@ from tenfold.formats.rounding import quantize
 from tenfold.protocol import SamplingParams
 from tenfold.server.text import Text
 from tenfold.speculate.base import DraftSequence, Outcome, SpeculationReport
-from tenfold.traffic.reading import TrafficRequest
+from tenfold.traffic.reading import TrafficRequest, contents
 from tenfold.traffic.running import EngineFault, Job, run_jobs
 from tenfold.traffic.store import Answer, AnswerStore, Features
 from tenfold.worker.loop import EngineLike
@@ -208,4 +208,4 @@ def _wanted(
 
 
 def _key(prompt: tuple[int, ...], params: SamplingParams) -> str:
-    return hashlib.blake2b(msgspec.msgpack.encode((prompt, params)), digest_size=16).hexdigest()
+    return hashlib.blake2b(contents(prompt, params), digest_size=16).hexdigest()

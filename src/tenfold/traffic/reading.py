@@ -136,9 +136,23 @@ def _opening(messages: list[dict[str, str]]) -> str:
     return "opening-" + hashlib.blake2b(msgspec.json.encode(messages[: first + 1]), digest_size=8).hexdigest()
 
 
+def contents(prompt: tuple[int, ...], params: SamplingParams) -> bytes:
+    """What a request is known by, to be digested: its prompt, and the parameters that are not the defaults. So
+    a parameter that did not exist when a file was answered does not make all its requests new ones."""
+    given = {
+        name: value
+        for name, value in msgspec.structs.asdict(params).items()
+        if value != getattr(_DEFAULTS, name)
+    }
+    return msgspec.msgpack.encode((prompt, given), order="deterministic")
+
+
+_DEFAULTS = SamplingParams()
+
+
 def _seed(prompt: tuple[int, ...], params: SamplingParams, seen: Counter[bytes]) -> int:
     """The same each time that the file is read, and another for each of several lines that are the same."""
-    content = msgspec.msgpack.encode((prompt, msgspec.structs.replace(params, seed=None)))
+    content = contents(prompt, msgspec.structs.replace(params, seed=None))
     digest = hashlib.blake2b(content, digest_size=16).digest()
     seen[digest] += 1
     numbered = hashlib.blake2b(digest + seen[digest].to_bytes(8, "little"), digest_size=8).digest()
