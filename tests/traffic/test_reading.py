@@ -49,7 +49,15 @@ def test_a_line_becomes_the_request_that_the_server_would_compute(tmp_path: Path
         (b"[" * 100_000, "not valid JSON"),
         (json.dumps(line(speed=9)).encode(), "unknown field speed"),
         (json.dumps(line(temperature=3)).encode(), "temperature is 3"),
-        (json.dumps(line(tools=[{"type": "function"}])).encode(), "tool calls are not supported"),
+        (
+            json.dumps(line(tools=[{"type": "function", "function": {"name": "f"}}])).encode(),
+            "tools is not supported in recorded traffic",
+        ),
+        (json.dumps(line(n=2)).encode(), "n is not supported in recorded traffic"),
+        (
+            json.dumps(line(response_format={"type": "json_object"})).encode(),
+            "response_format is not supported in recorded traffic",
+        ),
         (json.dumps(line(model=7)).encode(), "model is 7; it must be a string"),
         (json.dumps({"temperature": 0}).encode(), "messages is missing"),
         (json.dumps(line() | {"class": 7}).encode(), "class is 7; it must be a string"),
@@ -124,10 +132,9 @@ def test_a_body_without_a_seed_gets_one_that_is_always_the_same(tmp_path: Path) 
     assert len({one.params.seed for one in first}) == 4
 
 
-@given(st.binary(max_size=200))
 def test_what_a_request_is_known_by_survives_new_parameters() -> None:
-    """Answers are kept for days by it: a parameter that is added to the engine, and that a body does not give,
-    must not have all answers made anew. So these bytes are fixed."""
+    """Answers are kept for days by it: a parameter that is added to the engine, and that no body gives, must
+    not have all answers made anew. So these bytes are fixed."""
     params = SamplingParams(temperature=0.5, logit_bias={7: 1.0}, seed=3)
     expected = msgspec.msgpack.encode(
         ((1, 2), {"logit_bias": {7: 1.0}, "seed": 3, "temperature": 0.5}), order="deterministic"
@@ -136,6 +143,7 @@ def test_what_a_request_is_known_by_survives_new_parameters() -> None:
     assert contents((1, 2), SamplingParams()) == msgspec.msgpack.encode(((1, 2), {}))
 
 
+@given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """A file of anything is traffic or a TrafficError, and never another failure."""
     path = tmp_path_factory.getbasetemp() / "any.jsonl"

@@ -18,7 +18,7 @@ from tenfold.limits import RequestError, check_params, check_prompt
 from tenfold.protocol import SamplingParams
 from tenfold.server.errors import ApiError, invalid
 from tenfold.server.fields import Fields, show
-from tenfold.server.requests import parse_chat
+from tenfold.server.requests import ApiRequest, parse_chat
 from tenfold.server.text import Text
 
 NOTES = ("class", "conversation", "time", "answer")
@@ -99,6 +99,7 @@ def _line(
     fields.string("model")
     rest.pop("model", None)
     request = parse_chat(msgspec.json.encode(rest), (), vocab_size)
+    _check_plain(request)
     assert request.messages is not None
     prompt = tuple(text.encode_chat(request.messages, max_context))
     try:
@@ -123,6 +124,22 @@ def _line(
     )
 
 
+def _check_plain(request: ApiRequest) -> None:
+    """Refuses what a server would do with a request and is not done here: dropping it would compute another
+    request than was recorded."""
+    for field, there in (
+        ("tools", request.tools is not None),
+        ("n", request.n > 1),
+        ("response_format", request.params.constraint is not None),
+        ("chat_template_kwargs", bool(request.template_variables)),
+    ):
+        if there:
+            raise invalid(
+                field,
+                f"{field} is not supported in recorded traffic yet; leave such requests out of the file",
+            )
+
+
 def _name(fields: Fields, name: str) -> str | None:
     value = fields.string(name)
     if value is not None and not value.strip():
@@ -137,8 +154,8 @@ def _opening(messages: list[dict[str, str]]) -> str:
 
 
 def contents(prompt: tuple[int, ...], params: SamplingParams) -> bytes:
-    """What a request is known by, to be digested: its prompt, and the parameters that are not the defaults. So
-    a parameter that did not exist when a file was answered does not make all its requests new ones."""
+    """What a request is known by, to be digested: its prompt, and the parameters that are not the defaults.
+    So a parameter that did not exist when a file was answered does not make all its requests new ones."""
     given = {
         name: value
         for name, value in msgspec.structs.asdict(params).items()
