@@ -12,8 +12,18 @@ from typing import Any
 
 import msgspec
 
+from tenfold.kv.news import PageNews
 from tenfold.limits import RequestError
-from tenfold.protocol import Chunk, EngineSettings, LoadSnapshot, Request, TokenLogprob
+from tenfold.protocol import (
+    Chunk,
+    EngineSettings,
+    KVEvents,
+    KVSnapshot,
+    LoadSnapshot,
+    Request,
+    StepTime,
+    TokenLogprob,
+)
 
 VOCAB = 512
 EOS = 0
@@ -35,6 +45,10 @@ class FakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_pages: int = 4096
     only_once: str = ""
     """Not empty: a file; the engine makes it, and cannot be built when it is there."""
+    prompt_token_s: float = 0.0
+    """Time of each prompt token that is not cached, in the step that takes its request up."""
+    lose_events: int = 0
+    """The batch of `KVEvents` with this number never leaves the engine."""
     fail: str = ""
     """Not empty: the engine cannot be built, for this reason."""
 
@@ -58,6 +72,11 @@ class FakeEngine:
         self.closed = False
         self._steps = 0
         self._prompt = self._cached = self._generated = 0
+        self._routed = settings.routed
+        self._news = PageNews()
+        self._pages: dict[tuple[int | str, tuple[int, ...]], int] = {}
+        """Only where it is routed: the page that holds these tokens after that page."""
+        self._times: list[StepTime] = []
 
     def add(self, request: Request) -> None:
         if REFUSED in request.prompt:
@@ -86,6 +105,9 @@ class FakeEngine:
                 os.kill(os.getpid(), signal.SIGKILL)
             if HANG in request.prompt:
                 time.sleep(10)
+            if self._routed:
+                cached = self._store(request)
+                time.sleep(self._config.prompt_token_s * (len(request.prompt) + len(request.output) - cached))
         if self._config.delay_s:
             time.sleep(self._config.delay_s)
         self._steps += 1
@@ -131,6 +153,34 @@ class FakeEngine:
             queue_ms=None if cached is None else 1.5,
         )
 
+    def _store(self, request: Request) -> int:
+        """Puts the prompt's pages into the cache; returns how many tokens of it were there."""
+        tokens = (*request.prompt, *request.output)
+        before: int | str = request.namespace
+        found = 0
+        for at in range(0, len(tokens) - 15, 16):
+            key = before, tokens[at : at + 16]
+            if key in self._pages:
+                found = at + 16
+            else:
+                self._pages[key] = len(self._pages)
+                self._news.stored(self._pages[key], key[1], before)
+            before = self._pages[key]
+        return found
+
+    def kv_events(self) -> KVEvents | None:
+        batch = self._news.take()
+        if batch is not None and batch.sequence == self._config.lose_events:
+            return None
+        return batch
+
+    def kv_snapshot(self) -> KVSnapshot:
+        return self._news.snapshot()
+
+    def step_times(self) -> tuple[StepTime, ...]:
+        times, self._times = tuple(self._times), []
+        return times
+
     def load(self) -> LoadSnapshot:
         return LoadSnapshot(
             running=len(self._running),
@@ -142,6 +192,7 @@ class FakeEngine:
             cached_tokens=self._cached,
             generated_tokens=self._generated,
             preemptions=0,
+            kv_sequence=self._news.sequence,
         )
 
     def check_integrity(self) -> None:

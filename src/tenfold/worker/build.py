@@ -6,7 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from tenfold.backends.base import CompileOptions, Program, ProgramInfo
+from tenfold.backends.cores import choose_threads
 from tenfold.backends.native import NativeBackend, resolve_kv_format
 from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.locate import locate
@@ -69,7 +72,18 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
         )
     else:
         target = build_target(settings)
-    return target.engine, target.program.info
+    info = target.program.info
+    if settings.workers > 1 and not settings.threads:
+        why = f"{info.threads_why}, shared by {settings.workers} workers"
+        info = msgspec.structs.replace(info, threads_why=why)
+    return target.engine, info
+
+
+def own_threads(settings: EngineSettings) -> int:
+    """Threads of this worker: as asked for, else its share of the cores; 0 for all of them."""
+    if settings.threads or settings.workers == 1:
+        return settings.threads
+    return max(1, choose_threads(0)[0] // settings.workers)
 
 
 def build_target(
@@ -83,9 +97,10 @@ def build_target(
     try:
         graph = build_graph(checkpoint.config)
         check_kv_memory(settings.kv_memory_bytes, total_memory())
+        asked = settings.kv_memory_bytes
         pages = plan_kv(
-            settings.kv_memory_bytes,
-            available_memory(),
+            None if asked is None else asked // settings.workers,
+            available_memory() // settings.workers,
             kv_page_bytes(graph, resolve_kv_format(settings.kv_format, settings.format)),
             graph.max_context,
             settings.max_running,
@@ -95,7 +110,7 @@ def build_target(
             graph,
             checkpoint,
             CompileOptions(
-                threads=settings.threads,
+                threads=own_threads(settings),
                 isa=settings.isa,  # type: ignore[arg-type]  # the backend names what it does not know
                 format=settings.format,  # type: ignore[arg-type]
                 kv_format=settings.kv_format,  # type: ignore[arg-type]
@@ -109,4 +124,5 @@ def build_target(
     finally:
         checkpoint.close()
     config = EngineConfig(max_batch_tokens=settings.max_batch_tokens, max_running=settings.max_running)
-    return Target(Engine(program, config, made), program, graph, tapped, made)
+    engine = Engine(program, config, made, routed=settings.routed)
+    return Target(engine, program, graph, tapped, made)

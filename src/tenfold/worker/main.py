@@ -18,9 +18,9 @@ from typing import Any
 
 from tenfold.protocol import EnginePlan, EngineSettings, Failed, Ready, Start
 from tenfold.worker.framing import Channel
-from tenfold.worker.loop import EngineLike, WorkerLoop
+from tenfold.worker.loop import ServedEngine, WorkerLoop
 
-Builder = Callable[[EngineSettings], "tuple[EngineLike, Any]"]
+Builder = Callable[[EngineSettings], "tuple[ServedEngine, Any]"]
 """Builds an engine and its ProgramInfo. Raises ValueError or OSError for what the user can mend."""
 
 _PR_SET_PDEATHSIG = 1
