@@ -110,8 +110,7 @@ def kill_ready_worker(server: ServerProcess) -> None:
 def test_a_stream_that_cannot_be_saved_ends_with_one_error_event(
     start: Callable[..., ServerProcess],
 ) -> None:
-    """Killed again and again, though it gets on: the text so far, one error event, no [DONE]; the openai
-    client raises."""
+    """Killed again and again, though it gets on: the text so far, one error event, no [DONE]."""
     server = start(FakeConfig(delay_s=0.005))
     lines: list[str] = []
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body(400, stream=True)) as response:
@@ -125,12 +124,16 @@ def test_a_stream_that_cannot_be_saved_ends_with_one_error_event(
     assert all("error" not in json.loads(line.removeprefix("data: ")) for line in lines[:-1])
     assert expected.text("abc", 1, 400).startswith("".join(map(text_of, lines[:-1])))
 
+
+def test_an_openai_client_is_told_of_a_stream_that_was_cut(start: Callable[..., ServerProcess]) -> None:
+    """An error event in mid-stream raises, and is not taken for a short answer."""
+    server = start(FakeConfig(delay_s=0.005), drain_s=0.2)
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     stream = client.completions.create(model="fake", prompt="abc", max_tokens=400, stream=True)
-    with pytest.raises(openai.APIError, match="workers died"):
+    with pytest.raises(openai.APIError, match="shutting down"):
         for count, _ in enumerate(stream):
-            if count % 20 == 19:
-                kill_ready_worker(server)
+            if count == 5:
+                server.process.send_signal(signal.SIGTERM)
 
 
 def test_a_worker_that_cannot_come_back_is_said_so(

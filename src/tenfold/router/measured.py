@@ -74,7 +74,7 @@ class MeasuredTiming:
             sorted(kept, key=lambda one: one[1] / one[0])[len(kept) // 2] for kept in self._prefills.values()
         ]
         decodes = [
-            sorted(kept, key=lambda one: one[2] / (one[0] + one[1]))[len(kept) // 2]
+            sorted(kept, key=lambda one: one[2])[len(kept) // 2]
             for kept in self._decodes.values()
         ]
         self.timing = fit_timing(self.timing.chunk_tokens, prefills, decodes)

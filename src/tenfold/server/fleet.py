@@ -106,6 +106,7 @@ class Fleet:
         *,
         policy: Policy = "cache-aware",
         hang_after_s: float = 30.0,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._events = events
         self._hang_after_s = hang_after_s
@@ -122,10 +123,9 @@ class Fleet:
         """Requests sent so far by worker."""
         self._measured: MeasuredTiming | None = None
         self._fit_due = 0.0
-        self._clock = WatchedClock()
+        self._now = WatchedClock().now if clock is None else clock
         self._at: dict[str, Post] = {}
         self._ticking: asyncio.TimerHandle | None = None
-        self._rolling = False
 
     # Life
 
@@ -164,10 +164,6 @@ class Fleet:
         """Replaces the workers one after another. Each gets nothing new, its requests may take ``drain_s``
         to end, and what is left then goes on elsewhere. Where there is no other worker, requests wait for the
         new one. Ends early, with the others untouched, when a worker cannot be started again."""
-        if self._rolling:
-            log.warning("the workers are being replaced already")
-            return
-        self._rolling = True
         try:
             for post in self.posts:
                 await self._replace(post, drain_s)
@@ -175,8 +171,6 @@ class Fleet:
             log.error("replacing workers ended early: %s", error)
         else:
             log.info("all workers have been replaced")
-        finally:
-            self._rolling = False
 
     async def _replace(self, post: Post, drain_s: float) -> None:
         if post.plan is not None:
@@ -198,7 +192,7 @@ class Fleet:
         if not self.router.workers():
             return []
         began = time.perf_counter()
-        now = self._clock.now()
+        now = self._now()
         known = {request.id: request for request in requests}
         asked = [self._asked(request) for request in requests]
         if len(asked) == 1:
@@ -222,7 +216,7 @@ class Fleet:
     def abort(self, id: str, keep: int | None = None) -> None:
         """Forgets a request that was sent; ``keep``: see `Abort`."""
         if (post := self._leave(id)) is not None:
-            self.router.on_finish(id, self._clock.now())
+            self.router.on_finish(id, self._now())
             post.host.send(Abort(id=id, keep=keep))
 
     @property
@@ -256,7 +250,7 @@ class Fleet:
 
     def post_ready(self, post: Post, plan: EnginePlan) -> None:
         """It holds no pages, and knows no requests."""
-        now = self._clock.now()
+        now = self._now()
         post.heard, post.cpu = now, None
         if self._measured is None:
             self._measured = MeasuredTiming(guess_timing(plan))
@@ -267,7 +261,7 @@ class Fleet:
 
     def post_message(self, post: Post, message: Chunks | Pages | Refused) -> None:
         """News go to the router and to whoever has the requests."""
-        now = self._clock.now()
+        now = self._now()
         post.heard, post.cpu = now, None
         if post.silent_since is not None:
             log.warning("worker %s speaks again, after %.1f s", post.name, now - post.silent_since)
@@ -345,7 +339,7 @@ class Fleet:
 
     def _tick(self) -> None:
         self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        now = self._clock.now()
+        now = self._now()
         for post in self.posts:
             self._watch(post, now)
         for action in self.router.tick(now):
@@ -364,17 +358,16 @@ class Fleet:
         if post.plan is None:
             self._watch_start(post, now)
             return
-        if now < post.heard + QUIET_S:
-            return
-        cpu = post.host.cpu_seconds()
-        if post.cpu is None:
-            post.cpu = cpu
-        elif cpu is not None and cpu >= post.cpu + COMPUTES_S and now >= post.heard + 2 * QUIET_S:
-            # In a long step. How long that may be is for the deadlines of its requests to say.
-            post.cpu = cpu
-            post.heard = now
-            post.silent_since = None
-            self.router.on_life(post.name, now)
+        if now >= post.heard + QUIET_S:
+            cpu = post.host.cpu_seconds()
+            if post.cpu is None:
+                post.cpu = cpu
+            elif cpu is not None and cpu >= post.cpu + COMPUTES_S and now >= post.heard + 2 * QUIET_S:
+                # In a long step. How long that may be is for the deadlines of its requests to say.
+                post.cpu = cpu
+                post.heard = now
+                post.silent_since = None
+                self.router.on_life(post.name, now)
         hang_s = max(self._hang_after_s, 10 * self.timing.chunk(self.timing.chunk_tokens))
         if post.silent_since is not None and now >= post.silent_since + KILL_AFTER_S:
             self._kill(post, f"said nothing and computed nothing for {now - post.heard:.1f} s")

@@ -129,6 +129,7 @@ class Flights:
         """By the id they were sent with."""
         self._waiting: dict[str, Flight] = {}
         """On no worker, by their own id, in the order to be sent."""
+        self._started = False
         self._rolling: asyncio.Task[None] | None = None
         self._ends: deque[float] = deque(maxlen=64)
         self._progress_at = time.monotonic()
@@ -137,7 +138,9 @@ class Flights:
 
     async def start(self) -> EnginePlan:
         """Starts the workers. Raises StartError."""
-        return await self._fleet.start()
+        plan = await self._fleet.start()
+        self._started = True
+        return plan
 
     async def ended(self) -> None:
         """See `Fleet.ended`."""
@@ -151,8 +154,9 @@ class Flights:
         await self._fleet.stop()
 
     def roll(self) -> None:
-        """Begins to replace the workers one after another; see `Fleet.roll`."""
-        if self._rolling is None or self._rolling.done():
+        """Begins to replace the workers one after another; see `Fleet.roll`. Does nothing before all are there,
+        or while that goes on already."""
+        if self._started and (self._rolling is None or self._rolling.done()):
             self._rolling = asyncio.get_running_loop().create_task(self._fleet.roll(self._drain_s))
 
     def refuse_new(self, reason: str) -> None:

@@ -98,6 +98,7 @@ async def _serve(
     stop_asked = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop_asked.set)
+    loop.add_signal_handler(signal.SIGHUP, flights.roll)
     try:
         started = await _start(flights, path, load_text, stop_asked)
         if started is None:
@@ -130,7 +131,6 @@ async def _serve(
             await asyncio.sleep(0.001)
         gc.collect()
         gc.freeze()
-        loop.add_signal_handler(signal.SIGHUP, flights.roll)
         if server.started:
             host, port = sock.getsockname()[:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -73,17 +73,15 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
     else:
         target = build_target(settings)
     info = target.program.info
-    if settings.workers > 1 and not settings.threads:
-        why = f"{info.threads_why}, shared by {settings.workers} workers"
-        info = msgspec.structs.replace(info, threads_why=why)
-    return target.engine, info
+    return target.engine, msgspec.structs.replace(info, threads_why=own_threads(settings)[1])
 
 
-def own_threads(settings: EngineSettings) -> int:
-    """Threads of this worker: as asked for, else its share of the cores; 0 for all of them."""
+def own_threads(settings: EngineSettings) -> tuple[int, str]:
+    """Threads of this worker, and why so many: as asked for, else its share of the cores."""
+    threads, why = choose_threads(settings.threads)
     if settings.threads or settings.workers == 1:
-        return settings.threads
-    return max(1, choose_threads(0)[0] // settings.workers)
+        return threads, why
+    return max(1, threads // settings.workers), f"{threads} ({why}), divided among {settings.workers} workers"
 
 
 def build_target(
@@ -110,7 +108,7 @@ def build_target(
             graph,
             checkpoint,
             CompileOptions(
-                threads=own_threads(settings),
+                threads=own_threads(settings)[0],
                 isa=settings.isa,  # type: ignore[arg-type]  # the backend names what it does not know
                 format=settings.format,  # type: ignore[arg-type]
                 kv_format=settings.kv_format,  # type: ignore[arg-type]

@@ -88,6 +88,8 @@ def main(fd: int, parent: int, builder_name: str) -> int:
         gc.freeze()
         channel.send(Ready(plan=plan_of(start.settings, info, (time.monotonic() - began) * 1e3)))
         WorkerLoop(engine, channel).run()
+        gc.unfreeze()
+        engine.close()
     except EOFError:
         return 0  # the front is gone, and with it everyone who wanted something
     except Exception as error:
