@@ -221,6 +221,9 @@ class Generate(ToWorker, frozen=True, kw_only=True):
     """Take up a request."""
 
     request: Request
+    acknowledge: bool = False
+    """Say so before anything else is done with it, by a chunk without tokens: if the worker dies then, the
+    request was there."""
 
 
 class Abort(ToWorker, frozen=True, kw_only=True):

@@ -98,6 +98,7 @@ class FakeEngine:
         return bool(self._waiting or self._running)
 
     def step(self) -> list[Chunk]:
+        began, new = time.monotonic(), 0
         while self._waiting and len(self._running) < self._max_running:
             request = self._waiting.popleft()
             self._running[request.id] = (request, list(request.output))
@@ -106,13 +107,18 @@ class FakeEngine:
             if HANG in request.prompt:
                 time.sleep(10)
             if self._routed:
-                cached = self._store(request)
-                time.sleep(self._config.prompt_token_s * (len(request.prompt) + len(request.output) - cached))
+                rows = len(request.prompt) + len(request.output) - self._store(request)
+                time.sleep(self._config.prompt_token_s * rows)
+                new += rows
         if self._config.delay_s:
             time.sleep(self._config.delay_s)
         self._steps += 1
         chunks = [self._advance(request, output) for request, output in list(self._running.values())]
         self._generated += len(chunks)
+        if self._routed and chunks:
+            seconds = time.monotonic() - began
+            decoded = 0 if new else len(chunks)
+            self._times.append(StepTime(new, decoded, 100 * decoded, decoded, seconds))
         return chunks
 
     def _advance(self, request: Request, output: list[int]) -> Chunk:

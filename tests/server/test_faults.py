@@ -120,7 +120,10 @@ def test_a_stream_that_cannot_be_saved_ends_with_one_error_event(
             lines.append(line)
             if len(lines) % 20 == 0:
                 kill_ready_worker(server)
-    assert f"{MAX_DEATHS_IN_ALL} workers died" in json.loads(lines[-1].removeprefix("data: "))["error"]["message"]
+    assert (
+        f"{MAX_DEATHS_IN_ALL} workers died"
+        in json.loads(lines[-1].removeprefix("data: "))["error"]["message"]
+    )
     assert all("error" not in json.loads(line.removeprefix("data: ")) for line in lines[:-1])
     assert expected.text("abc", 1, 400).startswith("".join(map(text_of, lines[:-1])))
 

@@ -30,7 +30,6 @@ from tenfold.server.fleet import KILL_AFTER_S, TICK_S, Fleet
 from tenfold.server.host import WorkerEvents
 from tests.server.test_app import PLAN
 
-
 SLOW = WorkerTiming(prefill_step=0.1, prefill_token=0.02, decode_step=0.1)
 """Ten seconds for a full step."""
 

@@ -73,9 +73,6 @@ class MeasuredTiming:
         prefills = [
             sorted(kept, key=lambda one: one[1] / one[0])[len(kept) // 2] for kept in self._prefills.values()
         ]
-        decodes = [
-            sorted(kept, key=lambda one: one[2])[len(kept) // 2]
-            for kept in self._decodes.values()
-        ]
+        decodes = [sorted(kept, key=lambda one: one[2])[len(kept) // 2] for kept in self._decodes.values()]
         self.timing = fit_timing(self.timing.chunk_tokens, prefills, decodes)
         return True

@@ -122,7 +122,9 @@ class Router:
         self._books.usable[known.slot] = not known.silent
 
     def set_timing(self, timing: WorkerTiming) -> None:
-        """Cost curves that were measured in the meantime."""
+        """Cost curves that were measured in the meantime. How much slower than expected a worker is, is told
+        anew by what is expected now."""
+        self._books.expect(timing.token_seconds / self.config.timing.token_seconds)
         self.config = replace(self.config, timing=timing)
 
     def workers(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 from tenfold.config import PAGE_ROWS
@@ -67,7 +67,8 @@ class FleetEvents(Protocol):
     """Who is told of requests and workers. Called in the event loop."""
 
     def news(self, chunks: Sequence[Chunk]) -> None:
-        """Of requests, by the ids they were sent with; none after one's end."""
+        """Of requests, by the ids they were sent with; none after one's end. One without anything in it is an
+        acknowledgement."""
 
     def progress(self) -> None:
         """Some worker made a step."""
@@ -186,9 +187,9 @@ class Fleet:
 
     # Requests
 
-    def send(self, requests: Sequence[Request]) -> list[str]:
-        """Routes requests and sends them. Returns the ids of those that went somewhere; the others wait
-        for `FleetEvents.ready`. Ids must be new."""
+    def send(self, requests: Sequence[Request], doubted: Container[str] = ()) -> list[str]:
+        """Routes requests and sends them; workers are to acknowledge those ``doubted``. Returns the ids of
+        those that went somewhere; the others wait for `FleetEvents.ready`. Ids must be new."""
         if not self.router.workers():
             return []
         began = time.perf_counter()
@@ -209,7 +210,7 @@ class Fleet:
             self._at[one.id] = post
             post.requests[one.id] = None
             self.sent[post.name] = self.sent.get(post.name, 0) + 1
-            post.host.send(Generate(request=known[one.id]))
+            post.host.send(Generate(request=known[one.id], acknowledge=one.id in doubted))
             sent.append(one.id)
         return sent
 

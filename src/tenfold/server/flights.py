@@ -53,6 +53,8 @@ class Flight:
         self.sent: str | None = None
         """The id by which it was sent to a worker; None: it is on none."""
         self.sends = 0
+        self.heard_of = False
+        """Since it was sent last: the worker has it."""
         self.deaths = 0
         self._deaths_here = 0
         """Since its last progress."""
@@ -83,7 +85,10 @@ class Flight:
         self._wake()
 
     def died(self) -> bool:
-        """A worker died with it. True: it is to be given up."""
+        """A worker died with it. True: it is to be given up. From the second on, only a worker that was known
+        to have it counts: when several die at once, what was sent from one to the next was never there."""
+        if self.deaths and not self.heard_of:
+            return False
         if len(self.tokens) > self._tokens_at_death:
             self._deaths_here = 0
         self._tokens_at_death = len(self.tokens)
@@ -154,8 +159,8 @@ class Flights:
         await self._fleet.stop()
 
     def roll(self) -> None:
-        """Begins to replace the workers one after another; see `Fleet.roll`. Does nothing before all are there,
-        or while that goes on already."""
+        """Begins to replace the workers one after another; see `Fleet.roll`. Does nothing before all are
+        there, or while that goes on already."""
         if self._started and (self._rolling is None or self._rolling.done()):
             self._rolling = asyncio.get_running_loop().create_task(self._fleet.roll(self._drain_s))
 
@@ -238,8 +243,10 @@ class Flights:
             requests.append(request)
             flights[id] = flight
         # Whatever the fleet tells of them from now on, they are known by these ids.
-        for id in self._fleet.send(requests):
+        doubted = {id for id, flight in flights.items() if flight.deaths}
+        for id in self._fleet.send(requests, doubted):
             flight = flights[id]
+            flight.heard_of = False
             del self._waiting[flight.request.id]
             flight.sends += 1
             flight.sent = id
@@ -300,7 +307,10 @@ class Flights:
         now = time.monotonic()
         for chunk in chunks:
             flight = self._sent.get(chunk.id)
-            if flight is not None:  # else it was aborted a moment ago
+            if flight is None:
+                continue  # It was aborted a moment ago.
+            flight.heard_of = True
+            if chunk.tokens or chunk.finish is not None or chunk.cached_tokens is not None:
                 self._take(flight, chunk, now)
 
     def _take(self, flight: Flight, chunk: Chunk, now: float) -> None:

@@ -108,6 +108,8 @@ class WorkerLoop:
 
     def _handle(self, message: FrontMessage) -> None:
         if isinstance(message, Generate):
+            if message.acknowledge:
+                self._channel.send(Chunks(chunks=(Chunk(id=message.request.id),)))
             try:
                 self._engine.add(message.request)
             except RequestError as error:
