@@ -81,12 +81,18 @@ class FakeHost:
         gone = {message.id for message in self.said if isinstance(message, Abort)}
         return [id for id in ids if id not in gone]
 
-    def says(self, *chunks: Chunk, steps: int | None = None, events: KVEvents | None = None) -> None:
+    def says(
+        self,
+        *chunks: Chunk,
+        steps: int | None = None,
+        events: KVEvents | None = None,
+        waiting: int = 0,
+    ) -> None:
         load = None
         if steps is not None:
             load = LoadSnapshot(
                 running=0,
-                waiting=0,
+                waiting=waiting,
                 pages_total=64,
                 pages_free=64,
                 steps=steps,
@@ -212,7 +218,7 @@ def test_a_prompt_goes_where_it_lies_within_its_namespace() -> None:
 
 def test_a_silent_worker_loses_its_requests_and_then_its_life() -> None:
     """Promise: a worker that neither speaks nor computes gets nothing new after 3 s, its requests go
-    elsewhere, and after 10 s it is killed; only then its requests count a death."""
+    elsewhere, and after 10 s it is killed; its requests are not to blame for that."""
 
     def scenario(day: Day) -> None:
         stopped = day.send("r")
@@ -225,7 +231,7 @@ def test_a_silent_worker_loses_its_requests_and_then_its_life() -> None:
         # What it says of the old request when it wakes is nobody's news.
         day.pass_time(KILL_AFTER_S, working=[alive])
         assert day.hosts[stopped].kills == 1
-        assert day.suspects == ["r"]
+        assert not day.deaths and not day.suspects
         assert day.hosts[alive].kills == 0
         day.hosts[stopped].ready()
         assert set(day.fleet.router.usable()) == {"w0", "w1"}
@@ -345,6 +351,20 @@ def test_both_die_at_once_and_nothing_is_sent_into_the_void() -> None:
         day.fleet.router.check()
 
     play(scenario)
+
+
+def test_those_that_waited_are_not_to_blame() -> None:
+    """Promise: of the requests on a worker that dies, those in its queue count no death."""
+
+    def scenario(day: Day) -> None:
+        ids = [str(number) for number in range(4)]
+        assert {day.send(id) for id in ids} == {"w0"}
+        day.hosts["w0"].says(steps=1, waiting=3)
+        day.hosts["w0"].die()
+        assert sorted(day.returned_ids) == ids
+        assert day.deaths == ["0"]
+
+    play(scenario, workers=1)
 
 
 def test_rolling_replaces_each_and_moves_what_takes_too_long() -> None:

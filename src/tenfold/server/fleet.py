@@ -84,7 +84,8 @@ class FleetEvents(Protocol):
         """These are on no worker any more and are to be sent again. ``died``: theirs did, unasked."""
 
     def suspected(self, ids: Sequence[str]) -> None:
-        """The worker that these were taken from has died of what it was stuck in."""
+        """The worker that these were taken from has died of what it computed without end. (Of one that just
+        stood still nobody is suspected: somebody stopped it.)"""
 
     def ready(self) -> None:
         """One more worker takes requests: those that wait may be sent."""
@@ -292,7 +293,7 @@ class Fleet:
                 self._events.news(chunks)
         if (load := message.load) is not None:
             moved |= post.steps != load.steps
-            post.steps = load.steps
+            post.steps, post.waiting = load.steps, load.waiting
             self._events.load(post.name, load)
             self.router.on_load(post.name, load, now)
         if message.steps and self._measured is not None:
@@ -324,12 +325,16 @@ class Fleet:
         lost, suspects = list(post.requests), list(post.taken_away)
         for id in lost:
             del self._at[id]
+        # A queue is served in order: those sent last were waiting in it, and have done nothing yet.
+        computed = lost[: max(len(lost) - post.waiting, 0)]
+        hung = post.silent_since is None
         post.plan = None
         post.requests.clear()
         self._events.lost(post.name, planned)
-        if suspects and not planned:
+        if suspects and hung and not planned:
             self._events.suspected(suspects)
-        self._events.returned(lost, died=not planned)
+        self._events.returned(computed, died=not planned)
+        self._events.returned(lost[len(computed) :], died=False)
 
     def post_down(self, post: Post) -> None:
         """As long as another is there, or may come, nobody suffers from it."""

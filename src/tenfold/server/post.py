@@ -39,6 +39,8 @@ class Post:
         """Of the worker that takes requests; None between two."""
         self.steps = 0
         """That its worker has made."""
+        self.waiting = 0
+        """Requests that wait in its queue."""
         self.down: str | None = None
         """Why it cannot be started."""
         self.draining = False
@@ -79,7 +81,7 @@ class Post:
     def worker_lost(self, planned: bool) -> None:
         """See `tenfold.server.host.WorkerEvents`."""
         self._events.post_lost(self, planned)
-        self.steps = 0
+        self.steps = self.waiting = 0
         self.plan = self.silent_since = self.stuck_since = self.cpu = None
         self.draining = False
         self.requests.clear()
