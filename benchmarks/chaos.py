@@ -298,7 +298,7 @@ def main() -> int:
         "workers": options.workers,
         "running_when_killed": run.killed_while_running,
         "faults": dict(run.faults),
-        "moved": metrics["router_moved_total"],
+        "moved": metrics.get("router_moved_total", 0),
         "compared_with_undisturbed": compared,
         "preemptions": metrics["preemptions_total"],
         "worker_restarts": metrics["worker_restarts_total"],

@@ -5,9 +5,10 @@
 
 Two servers of the same model, workers and memory, which differ in --routing alone, take turns: in a round
 the same conversations of tau-bench (benchmarks/agent_traffic.py makes the requests) are held with the one,
-then with the other; who begins alternates. Conversations of a round run at once, each waiting for its answer
-before its next turn. Those of different rounds differ; all share the system prompt, which some first turns of
-further conversations bring to both servers before anything is counted.
+then with the other; who begins alternates. Conversations of a round run at once, each waiting for its answer,
+and then as long as a user or a tool may take (--pause), before its next turn. Those of different rounds
+differ; all share the system prompt, which some first turns of further conversations bring to both servers
+before anything is counted.
 
 KV memory is what decides how much routing matters. The default, --kv-tokens, holds the conversations of a
 round once, over all workers together, and not once in each: where every worker has room for all of them, only
@@ -74,10 +75,14 @@ def ask(address: tuple[str, int], body: dict[str, Any]) -> tuple[float, dict[str
     return ttft_s, usage
 
 
-def converse(address: tuple[str, int], turns: Sequence[dict[str, Any]], max_tokens: int) -> list[Turn]:
-    """Holds one conversation."""
+def converse(
+    address: tuple[str, int], turns: Sequence[dict[str, Any]], max_tokens: int, pause_s: float
+) -> list[Turn]:
+    """Holds one conversation, with a pause after each answer."""
     done = []
-    for turn in turns:
+    for number, turn in enumerate(turns):
+        if number:
+            time.sleep(pause_s)
         body = {
             "messages": turn["messages"],
             "temperature": 0,
@@ -92,10 +97,12 @@ def converse(address: tuple[str, int], turns: Sequence[dict[str, Any]], max_toke
     return done
 
 
-def hold(server: Server, conversations: Sequence[list[dict[str, Any]]], max_tokens: int) -> list[Turn]:
+def hold(
+    server: Server, conversations: Sequence[list[dict[str, Any]]], max_tokens: int, pause_s: float
+) -> list[Turn]:
     """Holds all conversations of a round at once; their turns, conversation after conversation."""
     with ThreadPoolExecutor(len(conversations)) as pool:
-        held = [pool.submit(converse, server.address, turns, max_tokens) for turns in conversations]
+        held = [pool.submit(converse, server.address, turns, max_tokens, pause_s) for turns in conversations]
         return [turn for one in held for turn in one.result()]
 
 
@@ -131,11 +138,12 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--at-once", type=int, default=4, help="conversations of a round")
-    parser.add_argument("--turns", type=int, default=14, help="most turns of a conversation")
+    parser.add_argument("--at-once", type=int, default=8, help="conversations of a round")
+    parser.add_argument("--turns", type=int, default=12, help="most turns of a conversation")
     parser.add_argument("--most", type=int, default=20_000, help="characters of a request's messages")
     parser.add_argument("--max-tokens", type=int, default=4, help="of an answer")
-    parser.add_argument("--kv-tokens", type=int, default=18_000, help="that all workers hold together")
+    parser.add_argument("--kv-tokens", type=int, default=28_000, help="that all workers hold together")
+    parser.add_argument("--pause", type=float, default=3.0, help="seconds from an answer to the next turn")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     policies = ("cache-aware", args.against)
@@ -152,12 +160,12 @@ def main() -> int:
     ):
         servers = dict(zip(policies, (first, second), strict=True))
         for server in servers.values():
-            hold(server, first_turns, args.max_tokens)
+            hold(server, first_turns, args.max_tokens, args.pause)
         for number in range(args.rounds):
             part = wanted[number * args.at_once : (number + 1) * args.at_once]
             for policy in policies if number % 2 == 0 else policies[::-1]:
                 began = time.perf_counter()
-                found[policy] += hold(servers[policy], part, args.max_tokens)
+                found[policy] += hold(servers[policy], part, args.max_tokens, args.pause)
                 spent[policy] += time.perf_counter() - began
                 print(f"round {number + 1}, {policy}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
         routed = {policy: server.metrics() for policy, server in servers.items()}

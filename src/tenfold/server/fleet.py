@@ -6,7 +6,8 @@ the requests. The fleet says which requests are no longer on a worker, `Flights`
 tokens they have. A request on a worker goes by an id of its own for each time that it is sent, so news of an
 earlier time are told from those of a later one.
 
-With one worker there is nobody to move to: nothing is taken from it and it is never killed for being slow.
+With one worker there is nothing to choose, so the router is not asked, and nobody to move to: nothing is
+taken from it and it is never killed for being slow.
 """
 
 from __future__ import annotations
@@ -191,34 +192,50 @@ class Fleet:
     def send(self, requests: Sequence[Request], doubted: Container[str] = ()) -> list[str]:
         """Routes requests and sends them; workers are to acknowledge those ``doubted``. Returns the ids of
         those that went somewhere; the others wait for `FleetEvents.ready`. Ids must be new."""
+        known = {request.id: request for request in requests}
+        sent = []
+        for id, post in self._route(requests) if self._many else self._to_the_one(requests):
+            self._at[id] = post
+            post.requests[id] = None
+            self.sent[post.name] = self.sent.get(post.name, 0) + 1
+            post.host.send(Generate(request=known[id], acknowledge=id in doubted))
+            sent.append(id)
+        return sent
+
+    def _to_the_one(self, requests: Sequence[Request]) -> list[tuple[str, Post]]:
+        """With one worker there is nothing to choose, and nothing is to be spent on it."""
+        (post,) = self.posts
+        if post.plan is None or post.draining:
+            return []
+        return [(request.id, post) for request in requests]
+
+    def _route(self, requests: Sequence[Request]) -> list[tuple[str, Post]]:
+        """Where each goes, in the order in which to send them."""
         if not self.router.workers():
             return []
         began = time.perf_counter()
         now = self._now()
-        known = {request.id: request for request in requests}
         asked = [self._asked(request) for request in requests]
         if len(asked) == 1:
             routed = [(asked[0], self.router.route(asked[0], now))]
         else:
             routed = self.router.route_all(asked, now)
         self.decision_s += time.perf_counter() - began
-        sent = []
+        found = []
         for one, decision in routed:
-            if decision is None:
-                continue
-            decisions.debug("%s", _Reason(decision))
-            post = next(post for post in self.posts if post.name == decision.worker)
-            self._at[one.id] = post
-            post.requests[one.id] = None
-            self.sent[post.name] = self.sent.get(post.name, 0) + 1
-            post.host.send(Generate(request=known[one.id], acknowledge=one.id in doubted))
-            sent.append(one.id)
-        return sent
+            if decision is not None:
+                decisions.debug("%s", _Reason(decision))
+                found.append((one.id, self._post(decision.worker)))
+        return found
+
+    def _post(self, name: str) -> Post:
+        return next(post for post in self.posts if post.name == name)
 
     def abort(self, id: str, keep: int | None = None) -> None:
         """Forgets a request that was sent; ``keep``: see `Abort`."""
         if (post := self._leave(id)) is not None:
-            self.router.on_finish(id, self._now())
+            if self._many:
+                self.router.on_finish(id, self._now())
             post.host.send(Abort(id=id, keep=keep))
 
     @property
@@ -238,9 +255,7 @@ class Fleet:
 
     def _asked(self, request: Request) -> RouteRequest:
         tokens = request.prompt + request.output
-        # With one worker, names would be work for nothing.
-        names = page_names(tokens, PAGE_ROWS, request.namespace) if self._many else ()
-        return RouteRequest(request.id, names, len(tokens))
+        return RouteRequest(request.id, page_names(tokens, PAGE_ROWS, request.namespace), len(tokens))
 
     def _leave(self, id: str) -> Post | None:
         post = self._at.pop(id, None)
@@ -276,7 +291,8 @@ class Fleet:
             self.router.on_snapshot(post.name, message.snapshot, now)
         elif self._at.get(message.id) is post:
             self._leave(message.id)
-            self.router.on_finish(message.id, now)
+            if self._many:
+                self.router.on_finish(message.id, now)
             self._events.refused(message)
 
     def _chunks(self, post: Post, message: Chunks, now: float) -> None:
@@ -310,13 +326,16 @@ class Fleet:
                     self.router.undrain(post.name)
 
     def _progress(self, chunk: Chunk, now: float) -> None:
+        if chunk.finish is not None:
+            self._leave(chunk.id)
+        if not self._many:
+            return
         router = self.router
         if chunk.cached_tokens is not None:  # the first
             router.on_prefill_done(chunk.id, now)
         elif chunk.tokens:
             router.on_token(chunk.id, len(chunk.tokens), now)
         if chunk.finish is not None:
-            self._leave(chunk.id)
             router.on_finish(chunk.id, now)
 
     def post_lost(self, post: Post, planned: bool) -> None:
@@ -349,7 +368,7 @@ class Fleet:
         for post in self.posts:
             self._watch(post, now)
         for action in self.router.tick(now):
-            post = next(post for post in self.posts if post.name == action.worker)
+            post = self._post(action.worker)
             if isinstance(action, routing.Resync):
                 log.warning("asking worker %s for all its pages: %s", post.name, action.why)
                 post.host.send(Resync())

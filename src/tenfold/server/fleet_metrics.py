@@ -46,6 +46,29 @@ class FleetView(Protocol):
 
 def fleet_families(fleet: FleetView, loads: Mapping[str, LoadSnapshot]) -> Iterator[Metric]:
     """The families; a series for each worker."""
+    if len(fleet.posts) > 1:
+        yield from _router_families(fleet)
+    state = GaugeMetricFamily("tenfold_worker_state", "1 for the state it is in", labels=["worker", "state"])
+    here = GaugeMetricFamily("tenfold_worker_requests", "Requests that are on it", labels=["worker"])
+    for post in fleet.posts:
+        for one in STATES:
+            state.add_metric([post.name, one], int(post.state == one))
+        here.add_metric([post.name], len(post.requests))
+    yield state
+    yield here
+    for name, help, field in (
+        ("running", "Requests that its engine computes", "running"),
+        ("waiting", "Requests that wait in its engine", "waiting"),
+        ("kv_pages_total", "Its KV pages", "pages_total"),
+        ("kv_pages_free", "Those that no running request needs", "pages_free"),
+    ):
+        family = GaugeMetricFamily(f"tenfold_worker_{name}", help, labels=["worker"])
+        for worker, load in sorted(loads.items()):
+            family.add_metric([worker], getattr(load, field))
+        yield family
+
+
+def _router_families(fleet: FleetView) -> Iterator[Metric]:
     counts: RouterCounts = fleet.router.counts
     for name, help in COUNTS.items():
         yield CounterMetricFamily(f"tenfold_router_{name}", help, value=getattr(counts, name))
@@ -66,21 +89,3 @@ def fleet_families(fleet: FleetView, loads: Mapping[str, LoadSnapshot]) -> Itera
     for worker, count in sorted(fleet.sent.items()):
         sent.add_metric([worker], count)
     yield sent
-    state = GaugeMetricFamily("tenfold_worker_state", "1 for the state it is in", labels=["worker", "state"])
-    here = GaugeMetricFamily("tenfold_worker_requests", "Requests that are on it", labels=["worker"])
-    for post in fleet.posts:
-        for name in STATES:
-            state.add_metric([post.name, name], int(post.state == name))
-        here.add_metric([post.name], len(post.requests))
-    yield state
-    yield here
-    for name, help, field in (
-        ("running", "Requests that its engine computes", "running"),
-        ("waiting", "Requests that wait in its engine", "waiting"),
-        ("kv_pages_total", "Its KV pages", "pages_total"),
-        ("kv_pages_free", "Those that no running request needs", "pages_free"),
-    ):
-        family = GaugeMetricFamily(f"tenfold_worker_{name}", help, labels=["worker"])
-        for worker, load in sorted(loads.items()):
-            family.add_metric([worker], getattr(load, field))
-        yield family
