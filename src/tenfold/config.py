@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tenfold.protocol import EnginePlan, EngineSettings
+from tenfold.router.policies import POLICIES, Policy
 
 PAGE_ROWS = 16
 """Rows of a KV page: `backends.base.PAGE_ROWS`, not imported because numpy comes with it."""
@@ -60,6 +61,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How the model writes tool calls; auto: as its chat template shows."""
     reasoning_format: str = "auto"
     """How the model marks its reasoning; auto: as its chat template shows; none: reasoning is text."""
+    workers: int = 1
+    """Processes with an engine each; ``threads`` and ``max_running`` are of each, ``kv_memory_bytes`` is of
+    all together."""
+    routing: Policy = "cache-aware"
+    """Which worker gets a request."""
     max_queue: int = 256
     """Most requests that wait for their turn; beyond it a request is refused with 429."""
     max_body_bytes: int = 8 << 20
@@ -74,6 +80,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("threads", 0, 1024),
             ("max_batch_tokens", 1, 1 << 16),
             ("max_running", 1, 4096),
+            ("workers", 1, 256),
             ("max_queue", 0, 1 << 20),
             ("max_body_bytes", 1024, 1 << 30),
             ("stall_after_s", 0.1, 86400),
@@ -93,6 +100,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("speculate", SPECULATE),
             ("tool_format", TOOL_FORMATS),
             ("reasoning_format", REASONING_FORMATS),
+            ("routing", POLICIES),
         ):
             if getattr(self, field) not in choices:
                 raise ValueError(
@@ -105,6 +113,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 "learn is given without a drafter; train one with `tenfold train-drafter` and give it with "
                 "--drafter"
+            )
+
+        if self.learn and self.workers > 1:
+            raise ValueError(
+                f"learn is given with {self.workers} workers, and only one can learn; leave one of them out"
             )
 
     @property
@@ -126,6 +139,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             speculate=self.speculate != "off",
             drafter=self.drafter,
             learn=self.learn,
+            workers=self.workers,
+            routed=self.workers > 1,
         )
 
 
@@ -191,16 +206,19 @@ def plan_kv(
     return max(context_pages, min(share, max_running * context_pages, MAX_KV_PAGES))
 
 
-def explain_kv(pages: int, requested_bytes: int | None, max_context: int, max_running: int) -> str:
+def explain_kv(
+    pages: int, requested_bytes: int | None, max_context: int, max_running: int, workers: int = 1
+) -> str:
     """Why `plan_kv` chose ``pages``, for people."""
     context_pages = -(-max_context // PAGE_ROWS)
     if requested_bytes is not None:
-        return "as asked for"
+        return "as asked for" if workers == 1 else f"as asked for, divided among {workers} workers"
     if pages == context_pages:
         return "one full context, the least that is useful"
     if pages == max_running * context_pages:
         return f"{max_running} full contexts, the most that max_running can use"
-    return "a quarter of the memory that was free"
+    share = "a quarter of the memory that was free"
+    return share if workers == 1 else f"{share}, divided among {workers} workers"
 
 
 class PlanLine(msgspec.Struct, frozen=True):
@@ -239,12 +257,25 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                 else "every weight as it is in the file",
             ),
             PlanLine("isa", engine.isa, engine.isa_why),
+            PlanLine(
+                "workers",
+                str(config.workers),
+                f"{config.routing} routing; threads, kv cache and running are of each"
+                if config.workers > 1
+                else "one process with an engine",
+            ),
             PlanLine("threads", str(engine.threads), engine.threads_why),
             PlanLine("context", f"{engine.max_context} tokens", "what the model was made for"),
             PlanLine(
                 "kv cache",
                 f"{kv_size} of {engine.kv_format}, {kv_tokens} tokens",
-                explain_kv(engine.kv_pages, config.kv_memory_bytes, engine.max_context, engine.max_running),
+                explain_kv(
+                    engine.kv_pages,
+                    config.kv_memory_bytes,
+                    engine.max_context,
+                    engine.max_running,
+                    config.workers,
+                ),
             ),
             PlanLine("step", f"{engine.max_batch_tokens} tokens", "max_batch_tokens"),
             PlanLine("running", f"{engine.max_running} requests", "max_running"),

@@ -205,6 +205,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Path of a folder that `tenfold train-drafter` wrote; None: what needs no training."""
     learn: bool = False
     """Keep recent answers in the drafter's folder, and train its head on them."""
+    workers: int = 1
+    """So many workers share this machine: cores (unless ``threads`` says how many) and KV memory (also
+    ``kv_memory_bytes``) are divided among them."""
+    routed: bool = False
+    """A router is to be told of pages (`KVEvents`) and of how long steps take (`StepTime`)."""
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,6 +251,9 @@ class Generate(ToWorker, frozen=True, kw_only=True):
     """Take up a request."""
 
     request: Request
+    acknowledge: bool = False
+    """Say so before anything else is done with it, by a chunk without tokens: if the worker dies then, the
+    request was there."""
 
 
 class Abort(ToWorker, frozen=True, kw_only=True):
@@ -255,6 +263,10 @@ class Abort(ToWorker, frozen=True, kw_only=True):
     keep: int | None = None
     """The request had its end, seen in its text (a stop string): so many generated tokens are its answer, and
     may be learnt from. None: it was given up."""
+
+
+class Resync(ToWorker, frozen=True, kw_only=True):
+    """Tell all pages that there are: answered by `Pages`, at once."""
 
 
 class Shutdown(ToWorker, frozen=True, kw_only=True):
@@ -271,11 +283,36 @@ class Ready(FromWorker, frozen=True, kw_only=True):
     plan: EnginePlan
 
 
+class StepTime(msgspec.Struct, frozen=True, array_like=True):
+    """How long one step took."""
+
+    prompt_rows: int
+    """Rows of prompts: of sequences with more than one pending token."""
+    decode_rows: int
+    """Sequences that decoded."""
+    context_rows: int
+    """Cache rows that those had, all together."""
+    tokens: int
+    """That those drew: more than ``decode_rows`` where drafts stood."""
+    seconds: float
+
+
 class Chunks(FromWorker, frozen=True, kw_only=True):
-    """All news of one step. ``load`` rides along at most every 100 ms, and when the engine falls idle."""
+    """All news of one step. ``load`` rides along at most every 100 ms, when the engine falls idle, and every
+    second while it is: a worker is never silent but in a long step."""
 
     chunks: tuple[Chunk, ...] = ()
     load: LoadSnapshot | None = None
+    events: KVEvents | None = None
+    """What became of pages up to this message; to be taken up before ``load``."""
+    steps: tuple[StepTime, ...] = ()
+    """Times of some of the latest steps; with ``load`` alone."""
+
+
+class Pages(FromWorker, frozen=True, kw_only=True):
+    """The answer to `Resync`."""
+
+    snapshot: KVSnapshot
 
 
 class Refused(FromWorker, frozen=True, kw_only=True):
@@ -293,5 +330,5 @@ class Failed(FromWorker, frozen=True, kw_only=True):
     error: str
 
 
-WorkerMessage = Ready | Chunks | Refused | Failed
-FrontMessage = Start | Generate | Abort | Shutdown
+WorkerMessage = Ready | Chunks | Pages | Refused | Failed
+FrontMessage = Start | Generate | Abort | Resync | Shutdown

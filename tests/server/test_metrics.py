@@ -33,9 +33,10 @@ def load(**swaps: int) -> LoadSnapshot:
 def test_heads_trained_while_serving_are_counted_over_all_workers() -> None:
     """A worker's counts end with it, the page's go on."""
     metrics = Metrics()
-    metrics.load = load(promoted=2, rolled_back=1)
-    metrics.worker_gone()
-    metrics.load = load(promoted=1, refused=1)
+    metrics.loads["w0"] = load(promoted=2, rolled_back=1)
+    metrics.worker_gone("w0")
+    metrics.loads["w0"] = load(promoted=1)
+    metrics.loads["w1"] = load(refused=1)
     page = metrics.page().decode()
     name = "tenfold_speculation_head_swaps_total"
     assert f'{name}{{result="promoted"}} 3.0' in page

@@ -15,16 +15,21 @@ from tenfold.engine.masks import Masks
 from tenfold.engine.scheduler import Scheduler, Work
 from tenfold.engine.sequence import Sequence
 from tenfold.engine.speculation import Speculation
+from tenfold.engine.step_times import StepTimes
 from tenfold.engine.verify import Gain, commit
 from tenfold.kv.cache import KVCache, pages_for
+from tenfold.kv.news import PageNews
 from tenfold.kv.pages import IntegrityError
 from tenfold.limits import RequestError
 from tenfold.protocol import (
     Chunk,
     ConstraintCounts,
     FinishReason,
+    KVEvents,
+    KVSnapshot,
     LoadSnapshot,
     Request,
+    StepTime,
     TokenLogprob,
 )
 from tenfold.speculate.base import Outcome, Speculator
@@ -44,7 +49,7 @@ class Engine:
 
     Every request that `add` accepts ends in exactly one chunk with a finish reason, out of a later `step`.
     What its tokens are depends on the program, the request and its seed alone; the ``speculator`` only makes
-    them come sooner.
+    them come sooner. ``routed``: what a router is to be told is kept, until it is taken.
     """
 
     def __init__(
@@ -53,6 +58,8 @@ class Engine:
         config: EngineConfig | None = None,
         speculator: Speculator | None = None,
         matchers: Matchers | None = None,
+        *,
+        routed: bool = False,
     ) -> None:
         config = EngineConfig() if config is None else config
         info = program.info
@@ -60,7 +67,9 @@ class Engine:
         max_logit_rows = min(info.max_logit_rows, max_rows)
         max_running = min(config.max_running, max_logit_rows)
         self._program = program
-        self._cache = KVCache(program)
+        self._news = PageNews() if routed else None
+        self._times = StepTimes() if routed else None
+        self._cache = KVCache(program, news=self._news)
         self._scheduler = Scheduler(self._cache, max_rows, max_logit_rows, max_running)
         self._batch = BatchBuilder(max_rows, max_logit_rows, max_running)
         self._matchers = matchers
@@ -127,7 +136,10 @@ class Engine:
             return chunks + [self._end(work.sequence, "error", why) for work in plan.work]
         step_ms = (time.perf_counter() - began) * 1000
         self._steps += 1
+        shape = None if self._times is None else self._times.shape(plan.work)
         gains = self._commit(plan.work, output)
+        if self._times is not None and shape is not None:
+            self._times.add(shape, gains, step_ms / 1000)
         if speculation is not None and plan.asked:
             outcomes = [
                 Outcome(
@@ -168,7 +180,20 @@ class Engine:
                 mask_ms=self._masks.fill_ms,
                 failures=self._masks.failures,
             ),
+            kv_sequence=0 if self._news is None else self._news.sequence,
         )
+
+    def kv_events(self) -> KVEvents | None:
+        """What became of pages since the last call; None: nothing, or the engine is not ``routed``."""
+        return None if self._news is None else self._news.take()
+
+    def kv_snapshot(self) -> KVSnapshot:
+        """All pages that are there; none unless the engine is ``routed``. To be called after `kv_events`."""
+        return KVSnapshot(sequence=0, names=()) if self._news is None else self._news.snapshot()
+
+    def step_times(self) -> tuple[StepTime, ...]:
+        """Of some of the steps since the last call; none unless the engine is ``routed``."""
+        return () if self._times is None else self._times.take()
 
     def close(self) -> None:
         """Frees the program and what the speculator holds; nothing may be called afterwards."""

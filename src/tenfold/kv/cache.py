@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tenfold.backends.base import PAGE_ROWS, Int32s, Program
+from tenfold.kv.news import PageNews
 from tenfold.kv.pages import IntegrityError, PagePool
 from tenfold.kv.prefix import HashPage, Parent, PrefixIndex, hash_page
 
@@ -51,12 +52,16 @@ class PageTable:
 
 
 class KVCache:
-    """The KV pages of one program. Not thread-safe: it belongs to the engine's thread."""
+    """The KV pages of one program. Not thread-safe: it belongs to the engine's thread. ``news`` is told of
+    pages that enter and leave the index."""
 
-    def __init__(self, program: Program, hash_page: HashPage = hash_page) -> None:
+    def __init__(
+        self, program: Program, hash_page: HashPage = hash_page, news: PageNews | None = None
+    ) -> None:
         self._program = program
         self._index = PrefixIndex(hash_page)
-        self.pool = PagePool(program.info.kv_pages, self._index.remove)
+        self._news = news
+        self.pool = PagePool(program.info.kv_pages, self._forget)
 
     def open(self, tokens: Sequence[int], reserve: int, namespace: str = "") -> tuple[PageTable, int] | None:
         """A table with room for all ``tokens``, and how many first rows of it are there already (at most all
@@ -136,10 +141,12 @@ class KVCache:
                 table.pages[at] = twin.page
                 table.tail = twin
             else:
-                table.tail = self._index.insert(table.tail, held, page)
+                before, table.tail = table.tail, self._index.insert(table.tail, held, page)
                 if table.tail is None:
                     return
                 self.pool.publish(page)
+                if self._news is not None:
+                    self._news.stored(page, held, before if isinstance(before, str) else before.page)
             table.indexed += 1
 
     def close(self, table: PageTable) -> None:
@@ -154,6 +161,8 @@ class KVCache:
         self.pool.check([table.pages.tolist() for table in tables])
         ready = self.pool.ready()
         self._index.check(ready, self.pool.evictable())
+        if self._news is not None and self._news.pages() != ready:
+            raise IntegrityError(f"news and index differ in pages {sorted(self._news.pages() ^ ready)}")
         for table in tables:
             pages = table.pages.tolist()
             if not (ready.issuperset(pages[: table.indexed]) and ready.isdisjoint(pages[table.indexed :])):
@@ -173,6 +182,11 @@ class KVCache:
             tail = node
         table.tail, table.indexed = tail, table.size
         return tail
+
+    def _forget(self, page: int) -> None:
+        if self._news is not None:
+            self._news.removed(page)
+        self._index.remove(page)
 
     def _take(self, table: PageTable, pages: int) -> None:
         for _ in range(pages):

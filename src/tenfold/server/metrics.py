@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from tenfold.protocol import LoadSnapshot
+from tenfold.server.fleet_metrics import FleetView, fleet_families
 
 TTFT_BOUNDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96)
 ITL_BOUNDS = (
@@ -91,38 +92,37 @@ class Metrics(Collector):
         self.ttft = Histogram(TTFT_BOUNDS)
         self.itl = Histogram(ITL_BOUNDS)
         self.duration = Histogram(DURATION_BOUNDS)
-        self.load: LoadSnapshot | None = None
+        self.loads: dict[str, LoadSnapshot] = {}
+        """The latest of each worker, by its name."""
+        self.fleet: FleetView | None = None
         self._earlier_preemptions = 0
         self._earlier_speculation: Counter[str] = Counter()
         self._earlier_idle: Counter[str] = Counter()
         self._earlier_swaps: Counter[str] = Counter()
         self._earlier_constraints: Counter[str] = Counter()
 
-    def worker_gone(self) -> None:
+    def worker_gone(self, worker: str) -> None:
         """A worker's own counters end with it."""
-        if self.load is not None:
-            self._earlier_preemptions += self.load.preemptions
-            self._earlier_constraints = self._constraints()
-            self._earlier_speculation, self._earlier_idle, self._earlier_swaps = self._speculation()
-        self.load = None
+        if (load := self.loads.pop(worker, None)) is not None:
+            self._earlier_preemptions += load.preemptions
+            _add_constraints(load, self._earlier_constraints)
+            earlier = (self._earlier_speculation, self._earlier_idle, self._earlier_swaps)
+            _add_speculation(load, *earlier)
 
     def _speculation(self) -> tuple[Counter[str], Counter[str], Counter[str]]:
         """Counts of speculation, steps without a draft by reason, and what became of trained heads, over all
         workers so far."""
         counts, idle = self._earlier_speculation.copy(), self._earlier_idle.copy()
         swaps = self._earlier_swaps.copy()
-        if self.load is not None and (now := self.load.speculation) is not None:
-            counts.update({name: getattr(now, name) for name, _ in SPECULATION})
-            idle.update(now.idle)
-            swaps.update(now.head_swaps)
+        for load in self.loads.values():
+            _add_speculation(load, counts, idle, swaps)
         return counts, idle, swaps
 
     def _constraints(self) -> Counter[str]:
         """What constraints cost, over all workers so far."""
         counts = self._earlier_constraints.copy()
-        if self.load is not None and self.load.constraints is not None:
-            for name, _, _ in CONSTRAINTS:
-                counts[name] += getattr(self.load.constraints, name)
+        for load in self.loads.values():
+            _add_constraints(load, counts)
         return counts
 
     def page(self) -> bytes:
@@ -133,18 +133,18 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """For Prometheus' registry."""
-        load = self.load
+        loads = self.loads.values()
         yield _labelled("tenfold_requests", "Ended requests", "finish", self.finished)
         yield _labelled("tenfold_requests_rejected", "Requests that never began", "status", self.rejected)
         for name, help, count in (
             ("prompt_tokens", "Prompt tokens of requests that began", self.prompt_tokens),
             ("cached_prompt_tokens", "Prompt tokens that were in the cache", self.cached_tokens),
-            ("generated_tokens", "Tokens received from the worker", self.generated_tokens),
-            ("worker_restarts", "Times the worker had to be started again", self.worker_restarts),
+            ("generated_tokens", "Tokens received from workers", self.generated_tokens),
+            ("worker_restarts", "Times a worker had to be started again", self.worker_restarts),
             (
                 "preemptions",
                 "Requests put back to make room",
-                self._earlier_preemptions + (load.preemptions if load else 0),
+                self._earlier_preemptions + sum(load.preemptions for load in loads),
             ),
         ):
             yield CounterMetricFamily(f"tenfold_{name}", help, value=count)
@@ -161,18 +161,43 @@ class Metrics(Collector):
         )
         for name, help, value in (
             ("requests_in_flight", "Requests accepted and not ended", self.in_flight),
-            ("requests_running", "Requests that the engine computes", load.running if load else 0),
-            ("requests_waiting", "Requests that wait in the engine", load.waiting if load else 0),
-            ("kv_pages_total", "KV pages", load.pages_total if load else 0),
-            ("kv_pages_free", "KV pages that no running request needs", load.pages_free if load else 0),
-            ("worker_steps", "Steps of the present worker: forward progress", load.steps if load else 0),
+            ("requests_running", "Requests that engines compute", sum(load.running for load in loads)),
+            ("requests_waiting", "Requests that wait in engines", sum(load.waiting for load in loads)),
+            ("kv_pages_total", "KV pages", sum(load.pages_total for load in loads)),
+            (
+                "kv_pages_free",
+                "KV pages that no running request needs",
+                sum(load.pages_free for load in loads),
+            ),
+            (
+                "worker_steps",
+                "Steps of the present workers: forward progress",
+                sum(load.steps for load in loads),
+            ),
         ):
             yield GaugeMetricFamily(f"tenfold_{name}", help, value=value)
+        if self.fleet is not None:
+            yield from fleet_families(self.fleet, self.loads)
         yield self.ttft.family("tenfold_time_to_first_token_seconds", "From the request to its first token")
         yield self.itl.family(
             "tenfold_inter_token_latency_seconds", "From one token to the next of a request"
         )
         yield self.duration.family("tenfold_request_duration_seconds", "From a request to its end")
+
+
+def _add_speculation(
+    load: LoadSnapshot, counts: Counter[str], idle: Counter[str], swaps: Counter[str]
+) -> None:
+    if (now := load.speculation) is not None:
+        counts.update({name: getattr(now, name) for name, _ in SPECULATION})
+        idle.update(now.idle)
+        swaps.update(now.head_swaps)
+
+
+def _add_constraints(load: LoadSnapshot, counts: Counter[str]) -> None:
+    if load.constraints is not None:
+        for name, _, _ in CONSTRAINTS:
+            counts[name] += getattr(load.constraints, name)
 
 
 def _labelled(name: str, help: str, label: str, counts: Counter[str]) -> CounterMetricFamily:

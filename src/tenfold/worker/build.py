@@ -6,7 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from tenfold.backends.base import CompileOptions, Program, ProgramInfo
+from tenfold.backends.cores import choose_threads
 from tenfold.backends.native import NativeBackend, resolve_kv_format
 from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.locate import locate
@@ -71,7 +74,16 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
         )
     else:
         target = build_target(settings)
-    return target.engine, target.program.info
+    info = target.program.info
+    return target.engine, msgspec.structs.replace(info, threads_why=own_threads(settings)[1])
+
+
+def own_threads(settings: EngineSettings) -> tuple[int, str]:
+    """Threads of this worker, and why so many: as asked for, else its share of the cores."""
+    threads, why = choose_threads(settings.threads)
+    if settings.threads or settings.workers == 1:
+        return threads, why
+    return max(1, threads // settings.workers), f"{threads} ({why}), divided among {settings.workers} workers"
 
 
 def build_target(
@@ -86,9 +98,10 @@ def build_target(
     try:
         graph = build_graph(checkpoint.config)
         check_kv_memory(settings.kv_memory_bytes, total_memory())
+        asked = settings.kv_memory_bytes
         pages = plan_kv(
-            settings.kv_memory_bytes,
-            available_memory(),
+            None if asked is None else asked // settings.workers,
+            available_memory() // settings.workers,
             kv_page_bytes(graph, resolve_kv_format(settings.kv_format, settings.format)),
             graph.max_context,
             settings.max_running,
@@ -98,7 +111,7 @@ def build_target(
             graph,
             checkpoint,
             CompileOptions(
-                threads=settings.threads,
+                threads=own_threads(settings)[0],
                 isa=settings.isa,  # type: ignore[arg-type]  # the backend names what it does not know
                 format=settings.format,  # type: ignore[arg-type]
                 kv_format=settings.kv_format,  # type: ignore[arg-type]
@@ -113,4 +126,5 @@ def build_target(
     finally:
         checkpoint.close()
     config = EngineConfig(max_batch_tokens=settings.max_batch_tokens, max_running=settings.max_running)
-    return Target(Engine(program, config, made, matchers), program, graph, tapped, made)
+    engine = Engine(program, config, made, matchers, routed=settings.routed)
+    return Target(engine, program, graph, tapped, made)

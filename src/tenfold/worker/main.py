@@ -18,9 +18,9 @@ from typing import Any
 
 from tenfold.protocol import EnginePlan, EngineSettings, Failed, Ready, Start
 from tenfold.worker.framing import Channel
-from tenfold.worker.loop import EngineLike, WorkerLoop
+from tenfold.worker.loop import ServedEngine, WorkerLoop
 
-Builder = Callable[[EngineSettings], "tuple[EngineLike, Any]"]
+Builder = Callable[[EngineSettings], "tuple[ServedEngine, Any]"]
 """Builds an engine and its ProgramInfo. Raises ValueError or OSError for what the user can mend."""
 
 _PR_SET_PDEATHSIG = 1
@@ -88,6 +88,8 @@ def main(fd: int, parent: int, builder_name: str) -> int:
         gc.freeze()
         channel.send(Ready(plan=plan_of(start.settings, info, (time.monotonic() - began) * 1e3)))
         WorkerLoop(engine, channel).run()
+        gc.unfreeze()
+        engine.close()
     except EOFError:
         return 0  # the front is gone, and with it everyone who wanted something
     except Exception as error:

