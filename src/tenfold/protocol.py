@@ -12,6 +12,10 @@ import msgspec
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+FLUSH_S = 4.0
+"""How long a worker with a disk tier may write pages when it is told to end; its front waits for it."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How tokens of a request are drawn and when it ends. The defaults are those of the OpenAI service, but
     for ``max_tokens``: None means up to the context's end."""
@@ -96,6 +100,27 @@ class SpeculationCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What became of heads that were trained while serving, and how often; see `tenfold.live`."""
 
 
+class TierCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the disk tier did so far, in this worker."""
+
+    pages: int
+    """Pages on disk that this worker knows of: the tier's, also what other workers wrote."""
+    page_bytes: int
+    size_bytes: int
+    """Most bytes of all its files."""
+    stored_pages: int
+    dropped_pages: int
+    """Pages that were not stored: evicted before it was their turn, or the disk refused them."""
+    restored_pages: int
+    restores: dict[str, int]
+    """Prompts whose pages were found there, by what came of it: restored, partly (some did not come, or came
+    late), failed, declined (computing is faster)."""
+    corrupt: int
+    """Reads that found something else than what had been written; its pages were computed."""
+    errors: dict[str, int]
+    """Faults of the disk, by ``read`` and ``write``."""
+
+
 class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """How loaded an engine is."""
 
@@ -113,6 +138,8 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     speculation: SpeculationCounts | None = None
     """None: the engine has no speculator."""
+    tier: TierCounts | None = None
+    """None: there is no disk tier."""
     kv_sequence: int = 0
     """Number of the last `KVEvents` that were sent: by it a router notices that the newest were lost."""
 
@@ -175,6 +202,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Path of a folder that `tenfold train-drafter` wrote; None: what needs no training."""
     learn: bool = False
     """Keep recent answers in the drafter's folder, and train its head on them."""
+    kv_disk: str | None = None
+    """Folder of the disk tier; None: there is none."""
+    kv_disk_bytes: int | None = None
+    """Most bytes of all files in it; None: chosen from what is free there."""
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +231,8 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_tokens: int
     max_running: int
     load_ms: float
+    kv_disk_bytes: int = 0
+    """Most bytes of the disk tier; 0: there is none."""
 
 
 class ToWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):

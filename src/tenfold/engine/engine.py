@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from typing import TypedDict
+from typing import TypedDict, cast
 
-from tenfold.backends.base import Program, StepOutput
+from tenfold.backends.base import PageViews, Program, StepOutput
 from tenfold.engine.batch import BatchBuilder
 from tenfold.engine.limits import EngineConfig, check_request
 from tenfold.engine.scheduler import Scheduler, Work
@@ -15,12 +15,17 @@ from tenfold.engine.sequence import Sequence
 from tenfold.engine.speculation import Speculation
 from tenfold.engine.verify import Gain, commit
 from tenfold.kv.cache import KVCache, pages_for
+from tenfold.kv.disk import DiskTier
 from tenfold.kv.pages import IntegrityError
+from tenfold.kv.tier import Tier
 from tenfold.limits import RequestError
-from tenfold.protocol import Chunk, FinishReason, LoadSnapshot, Request, TokenLogprob
+from tenfold.protocol import FLUSH_S, Chunk, FinishReason, LoadSnapshot, Request, TokenLogprob
 from tenfold.speculate.base import Outcome, Speculator
 
 log = logging.getLogger(__name__)
+
+TIER_WAIT_S = 0.002
+"""A step with nothing to compute waits so long for the disk."""
 
 
 class AdmissionNews(TypedDict, total=False):
@@ -34,12 +39,17 @@ class Engine:
     """Serves requests with one program. It starts no thread, and one thread calls all its methods.
 
     Every request that `add` accepts ends in exactly one chunk with a finish reason, out of a later `step`.
-    What its tokens are depends on the program, the request and its seed alone; the ``speculator`` only makes
-    them come sooner.
+    What its tokens are depends on the program, the request and its seed alone; the ``speculator`` and the
+    ``disk`` only make them come sooner. With a disk the program must be a `tenfold.backends.base.PageViews`,
+    and the disk tier has threads that read and write.
     """
 
     def __init__(
-        self, program: Program, config: EngineConfig | None = None, speculator: Speculator | None = None
+        self,
+        program: Program,
+        config: EngineConfig | None = None,
+        speculator: Speculator | None = None,
+        disk: DiskTier | None = None,
     ) -> None:
         config = EngineConfig() if config is None else config
         info = program.info
@@ -51,6 +61,8 @@ class Engine:
         self._scheduler = Scheduler(self._cache, max_rows, max_logit_rows, max_running)
         self._batch = BatchBuilder(max_rows, max_logit_rows, max_running)
         self._speculation = None if speculator is None else Speculation(speculator, info.vocab_size)
+        self._tier = None if disk is None else Tier(self._cache, cast(PageViews, program), disk)
+        self._scheduler.gate = self._tier
         self._sequences: dict[str, Sequence] = {}
         # Chunks of requests that ended between two steps.
         self._ended: list[Chunk] = []
@@ -84,17 +96,21 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to tell."""
-        return bool(self._sequences or self._ended)
+        return bool(self._sequences or self._ended or (self._tier is not None and self._tier.busy))
 
     def step(self) -> list[Chunk]:
         """Makes one step, and returns what is new. If the program fails, the requests of that step end with
         its error, and the others go on."""
-        speculation = self._speculation
+        speculation, tier = self._speculation, self._tier
+        if tier is not None and tier.tick():
+            self._scheduler.unblock()
         plan = self._scheduler.plan(None if speculation is None else speculation.guess)
         chunks, self._ended = self._ended, []
         for sequence, why in plan.failed:
             chunks.append(self._end(sequence, "error", why))
         if not plan.work:
+            if tier is not None and tier.busy and not chunks:
+                tier.wait(TIER_WAIT_S)
             return chunks
         try:
             batch = self._batch.build(plan.work, speculation is not None and speculation.wants_features)
@@ -106,6 +122,8 @@ class Engine:
             return chunks + [self._end(work.sequence, "error", why) for work in plan.work]
         step_ms = (time.perf_counter() - began) * 1000
         self._steps += 1
+        if tier is not None:
+            tier.pace.stepped(rows, step_ms / 1000)
         gains = self._commit(plan.work, output)
         if speculation is not None and plan.asked:
             outcomes = [
@@ -140,10 +158,14 @@ class Engine:
             generated_tokens=self._generated_tokens,
             preemptions=self._scheduler.preemptions,
             speculation=None if self._speculation is None else self._speculation.counts(),
+            tier=None if self._tier is None else self._tier.counts(),
         )
 
     def close(self) -> None:
-        """Frees the program and what the speculator holds; nothing may be called afterwards."""
+        """Frees the program and what the speculator holds; nothing may be called afterwards. Pages that are
+        not on disk yet are written before, for up to `tenfold.protocol.FLUSH_S`."""
+        if self._tier is not None:
+            self._tier.close(FLUSH_S)
         if self._speculation is not None:
             self._speculation.close()
         self._program.close()
@@ -151,7 +173,8 @@ class Engine:
     def check_integrity(self) -> None:
         """Raises IntegrityError unless pages, index, tables and queues agree. For tests and idle moments."""
         running, waiting = self._scheduler.running, self._scheduler.waiting
-        self._cache.check([sequence.table for sequence in running if sequence.table is not None])
+        tables = [sequence.table for sequence in running if sequence.table is not None]
+        self._cache.check(tables if self._tier is None else tables + self._tier.tables())
         if [*running, *waiting] != list(self._sequences.values()):
             raise IntegrityError(
                 "the sequences that run, then wait, are not those under way in order of arrival"

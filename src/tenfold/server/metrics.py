@@ -41,6 +41,14 @@ SPECULATION = (
     ("accepted_tokens", "Drafted tokens that stood"),
     ("faults", "Calls of a drafter that failed; no request suffers from that"),
 )
+TIER = (
+    ("stored_pages", "KV pages written to disk"),
+    ("dropped_pages", "KV pages that were not written: evicted before their turn, or refused by the disk"),
+    ("restored_pages", "KV pages read from disk instead of computed"),
+    ("stored_bytes", "Bytes of the pages written to disk"),
+    ("restored_bytes", "Bytes of the pages read from disk"),
+    ("corrupt", "Reads that found something else than what was written; its pages were computed"),
+)
 DURATION_BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
 
@@ -88,12 +96,14 @@ class Metrics(Collector):
         self._earlier_speculation: Counter[str] = Counter()
         self._earlier_idle: Counter[str] = Counter()
         self._earlier_swaps: Counter[str] = Counter()
+        self._earlier_tier: Counter[str] = Counter()
 
     def worker_gone(self) -> None:
         """A worker's own counters end with it."""
         if self.load is not None:
             self._earlier_preemptions += self.load.preemptions
             self._earlier_speculation, self._earlier_idle, self._earlier_swaps = self._speculation()
+            self._earlier_tier = self._tier()
         self.load = None
 
     def _speculation(self) -> tuple[Counter[str], Counter[str], Counter[str]]:
@@ -106,6 +116,17 @@ class Metrics(Collector):
             idle.update(now.idle)
             swaps.update(now.head_swaps)
         return counts, idle, swaps
+
+    def _tier(self) -> Counter[str]:
+        """Counts of the disk tier over all workers so far; those by reason have ``:`` in their name."""
+        counts = self._earlier_tier.copy()
+        if self.load is not None and (now := self.load.tier) is not None:
+            counts.update({name: getattr(now, name) for name, _ in TIER if not name.endswith("_bytes")})
+            counts["stored_bytes"] += now.stored_pages * now.page_bytes
+            counts["restored_bytes"] += now.restored_pages * now.page_bytes
+            counts.update({f"restores:{outcome}": count for outcome, count in now.restores.items()})
+            counts.update({f"errors:{what}": count for what, count in now.errors.items()})
+        return counts
 
     def page(self) -> bytes:
         """The page in Prometheus' text format."""
@@ -137,12 +158,20 @@ class Metrics(Collector):
         yield _labelled(
             "tenfold_speculation_head_swaps", "Heads that were trained while serving", "result", swaps
         )
+        tier = self._tier()
+        for name, help in TIER:
+            yield CounterMetricFamily(f"tenfold_kv_disk_{name}", help, value=tier[name])
+        yield _labelled(
+            "tenfold_kv_disk_restores", "Prompts whose pages were on disk", "result", _by("restores:", tier)
+        )
+        yield _labelled("tenfold_kv_disk_errors", "Faults of the disk", "call", _by("errors:", tier))
         for name, help, value in (
             ("requests_in_flight", "Requests accepted and not ended", self.in_flight),
             ("requests_running", "Requests that the engine computes", load.running if load else 0),
             ("requests_waiting", "Requests that wait in the engine", load.waiting if load else 0),
             ("kv_pages_total", "KV pages", load.pages_total if load else 0),
             ("kv_pages_free", "KV pages that no running request needs", load.pages_free if load else 0),
+            ("kv_disk_pages", "KV pages on disk", load.tier.pages if load and load.tier else 0),
             ("worker_steps", "Steps of the present worker: forward progress", load.steps if load else 0),
         ):
             yield GaugeMetricFamily(f"tenfold_{name}", help, value=value)
@@ -151,6 +180,10 @@ class Metrics(Collector):
             "tenfold_inter_token_latency_seconds", "From one token to the next of a request"
         )
         yield self.duration.family("tenfold_request_duration_seconds", "From a request to its end")
+
+
+def _by(prefix: str, counts: Counter[str]) -> Counter[str]:
+    return Counter({name[len(prefix) :]: n for name, n in counts.items() if name.startswith(prefix)})
 
 
 def _labelled(name: str, help: str, label: str, counts: Counter[str]) -> CounterMetricFamily:

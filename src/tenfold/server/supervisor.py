@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import msgspec
 
 from tenfold.protocol import (
+    FLUSH_S,
     Chunks,
     EnginePlan,
     EngineSettings,
@@ -132,7 +133,8 @@ class Supervisor:
             return
         if self.up and self._link is not None:
             self._link.send(Shutdown())
-            await asyncio.wait([self._task], timeout=EXIT_GRACE_S)
+            flush_s = 0.0 if self._settings.kv_disk is None else FLUSH_S
+            await asyncio.wait([self._task], timeout=EXIT_GRACE_S + flush_s)
         if self._link is not None:
             self._link.close()
         await self._task

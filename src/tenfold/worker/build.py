@@ -9,12 +9,15 @@ from typing import NamedTuple
 from tenfold.backends.base import CompileOptions, Program, ProgramInfo
 from tenfold.backends.native import NativeBackend, resolve_kv_format
 from tenfold.checkpoint.base import Checkpoint
+from tenfold.checkpoint.fingerprint import fingerprint
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
 from tenfold.config import PAGE_ROWS, available_memory, check_kv_memory, plan_kv, total_memory
 from tenfold.engine.engine import Engine
 from tenfold.engine.limits import EngineConfig
 from tenfold.graph.graph import Graph
+from tenfold.kv.disk import DiskTier, default_disk_bytes, least_disk_bytes
+from tenfold.kv.identity import page_identity
 from tenfold.models.registry import build_graph
 from tenfold.protocol import EngineSettings
 from tenfold.speculate.base import Speculator
@@ -109,4 +112,22 @@ def build_target(
     finally:
         checkpoint.close()
     config = EngineConfig(max_batch_tokens=settings.max_batch_tokens, max_running=settings.max_running)
-    return Target(Engine(program, config, made), program, graph, tapped, made)
+    disk = None if settings.kv_disk is None else open_tier(settings, program.info)
+    return Target(Engine(program, config, made, disk), program, graph, tapped, made)
+
+
+def open_tier(settings: EngineSettings, info: ProgramInfo) -> DiskTier:
+    """The disk tier of a program. Reads the model's files once, to tell it from others. Raises ValueError
+    for a size that is too small, OSError where the model cannot be read."""
+    assert settings.kv_disk is not None
+    root = Path(settings.kv_disk)
+    size = settings.kv_disk_bytes
+    if size is None:
+        size = default_disk_bytes(root)
+    least = least_disk_bytes(info.page_bytes, info.max_context)
+    if size < least:
+        raise ValueError(
+            f"kv_disk_bytes (--kv-disk-size) is {size} for this model; the least that is of use is {least}"
+        )
+    identity = page_identity(fingerprint(locate(settings.model)), info)
+    return DiskTier(root, identity, info.page_bytes, size)
