@@ -35,8 +35,10 @@ TRIES = 4
 """Runs looked at in a step for one that is ripe."""
 READ_PAGES = 16
 """Most pages of one read."""
-UNMEASURED_S = 2.0
-"""How long a restore may take while the speed of computing is not known."""
+UNMEASURED_ROW_S = 0.001
+"""To compute a row, as far as a restore's deadline goes while that is not measured."""
+LEAST_DEADLINE_S = 0.05
+"""A restore is not called off sooner, whatever was expected: a busy machine alone can take so long."""
 BACK_OFF_S = 5.0
 """After an error of the disk nothing is written for so long."""
 HUNG_S = 1.0
@@ -221,8 +223,10 @@ class Tier:
         named, said = namespace.encode(), token_bytes(tokens[: (first + count) * PAGE_ROWS])
         views = [self._memory.view_page(page) for page in table.pages[first:].tolist()]
         parcels = [_Pages(self, group, named, said) for group in _groups(places[:count])]
-        expected = self.pace.compute_s(count)
-        deadline = time.monotonic() + (UNMEASURED_S if expected is None else expected)
+        expected_s = self.pace.compute_s(count)
+        if expected_s is None:
+            expected_s = count * PAGE_ROWS * UNMEASURED_ROW_S
+        deadline = time.monotonic() + max(LEAST_DEADLINE_S, expected_s)
         return Arrival(table, tuple(tokens[: (first + count) * PAGE_ROWS]), parcels, views, deadline)
 
     def _end(self, arrival: Arrival) -> None:
