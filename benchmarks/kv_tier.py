@@ -95,7 +95,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="Where the tier is; default: a temporary folder.")
     options = parser.parse_args()
     print(f"{options.model}, {options.threads} threads; medians of {options.pairs} pairs")
-    print(f"{'tokens':>7}  {'files':5}  {'computed s':>10}  {'restored s':>10}  {'wall':>7}  {'CPU':>7}   MB/s  cached at least")
+    print(
+        f"{'tokens':>7}  {'files':5}  {'computed s':>10}  {'restored s':>10}  {'wall':>7}  {'CPU':>7}   MB/s  cached at least"
+    )
     for length in options.tokens:
         drawn = random.Random(length)
         prompt = tuple(drawn.randrange(100, VOCAB) for _ in range(length))

@@ -67,11 +67,8 @@ class Arrival:
         """That the reader spent on it."""
         self.committed = 0
         self.error: str | None = None
-
-    @property
-    def called_off(self) -> bool:
-        """Whether not all of it shall come."""
-        return self.limit < len(self.views)
+        self.called_off = False
+        """Nobody waits for it any more."""
 
 
 class Arrivals:
@@ -111,6 +108,7 @@ class Arrivals:
 
     def cancel(self, arrival: Arrival) -> None:
         """Calls an arrival off: what has landed stays."""
+        arrival.called_off = True
         with self._lock:
             arrival.limit = min(arrival.limit, arrival.claimed)
             arrival.over = arrival.over or arrival.claimed == arrival.landed

@@ -161,13 +161,20 @@ class DiskTier:
             names = {entry.name for entry in os.scandir(self.folder) if entry.name.endswith(".kv")}
         except FileNotFoundError:
             names = set()
-        for name in self._segments.keys() - names:
-            self._drop(self._segments.pop(name))
+        with self._lock:
+            gone = self._segments.keys() - names
+        for name in gone:
+            self._drop(name)
+        own = self._own
         for name in names:
+            if own is not None and name == own.name:
+                continue  # what we write ourselves is taken in when it is written
             segment = self._segments.get(name)
             try:
                 if segment is None:
-                    segment = self._segments[name] = Segment(self.folder / name)
+                    segment = Segment(self.folder / name)
+                    with self._lock:
+                        self._segments[name] = segment
                 self._scan(segment)
             except (OSError, ValueError):  # deleted meanwhile, or not one of ours
                 continue
@@ -232,6 +239,8 @@ class DiskTier:
             return False
         write_head(self._own_file, run, seed)
         self._end = run.end(self.page_bytes)
+        if (segment := self._segments.get(self._own.name)) is not None:
+            self._enter(segment, run)
         return True
 
     def close(self) -> None:
@@ -248,19 +257,22 @@ class DiskTier:
         return sum(size for _, size, _ in self._files())
 
     def _scan(self, segment: Segment) -> None:
-        """Puts the runs that were added to a segment into the index, and cuts off what a crash left
-        behind."""
+        """Takes in the runs that were added to a segment, and cuts off what a crash left behind."""
         size = os.fstat(segment.file).st_size
-        while (
-            run := read_head(segment.file, segment.known, size, self.page_bytes, segment.seed)
-        ) is not None:
-            with self._lock:
-                for place, key in enumerate(run.keys):
-                    self._places[key] = Place(segment, segment.known, place)
+        at = segment.known
+        while (run := read_head(segment.file, at, size, self.page_bytes, segment.seed)) is not None:
+            self._enter(segment, run)
+            at = run.end(self.page_bytes)
+        if at < size:
+            self._cut(segment)
+
+    def _enter(self, segment: Segment, run: Run) -> None:
+        """Puts a run into the index."""
+        with self._lock:
+            for place, key in enumerate(run.keys):
+                self._places[key] = Place(segment, run.offset, place)
             segment.keys.update(run.keys)
             segment.known = run.end(self.page_bytes)
-        if segment.known < size and segment.path != self._own:
-            self._cut(segment)
 
     def _cut(self, segment: Segment) -> None:
         with contextlib.suppress(OSError), _opened(segment.path) as file:
@@ -271,8 +283,10 @@ class DiskTier:
                     if not segment.known:
                         segment.path.unlink()
 
-    def _drop(self, segment: Segment) -> None:
+    def _drop(self, name: str) -> None:
+        """Forgets a segment that was deleted."""
         with self._lock:
+            segment = self._segments.pop(name)
             for key in segment.keys:
                 if (place := self._places.get(key)) is not None and place.segment is segment:
                     del self._places[key]
@@ -297,7 +311,10 @@ class DiskTier:
                 raise
         finally:
             os.close(lock)
-        self._own, self._own_file, self._end = path, file, 0
+        with self._lock:
+            if path.name not in self._segments:
+                self._segments[path.name] = Segment(path)
+            self._own, self._own_file, self._end = path, file, 0
 
     def _make_room(self) -> None:
         """Deletes segments until there is room for one more."""
