@@ -96,7 +96,8 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{options.model}, {options.threads} threads; medians of {options.pairs} pairs")
     print(
-        f"{'tokens':>7}  {'files':5}  {'computed s':>10}  {'restored s':>10}  {'wall':>7}  {'CPU':>7}   MB/s  cached at least"
+        f"{'tokens':>7}  {'files':5}  {'computed s':>10}  {'restored s':>10}  {'wall':>7}  {'CPU':>7}  "
+        " MB/s  cached at least"
     )
     for length in options.tokens:
         drawn = random.Random(length)

@@ -5,7 +5,7 @@ Everything here is a msgspec struct and travels as msgpack. This file imports no
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -50,6 +50,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     output: tuple[int, ...] = ()
     """Tokens generated already, when it is resumed: they count for max_tokens, penalties and positions."""
     eos_token_ids: tuple[int, ...] = ()
+    prefill_only: bool = False
+    """End after one token, and hand the pages of all tokens before it over: the last chunk has a
+    ``handoff``."""
+    handoff: dict[str, Any] | None = None
+    """Of the chunk of another worker: its pages are taken from there instead of computed, if they come."""
     namespace: str = ""
     """Whose traffic it is: cached prompts, and what drafters learn, are shared within a namespace alone."""
 
@@ -77,6 +82,10 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """For finish ``error``: what went wrong and what to do."""
     cached_tokens: int | None = None
     """Prompt tokens that were not computed anew; in the first chunk."""
+    handoff: dict[str, Any] | None = None
+    """Of a request that is ``prefill_only``: what another worker's `Request` must have to take over its
+    pages. It comes when the request begins to run, and holds from then on; again in the last chunk, when all
+    pages are there. None in the last chunk: they are not, or the answer ended with this token."""
     queue_ms: float | None = None
     """How long the request waited in the engine before its first step; in the first chunk."""
 
@@ -121,6 +130,17 @@ class TierCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Faults of the disk, by ``read`` and ``write``."""
 
 
+class TransferCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Pages that went from one worker to another."""
+
+    exported_pages: int
+    declined: int
+    """Requests that could not be exported for want of room."""
+    imported_pages: int
+    imports: dict[str, int]
+    """Requests that came with a handoff, by what came of it: imported, partly, failed, there already."""
+
+
 class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """How loaded an engine is."""
 
@@ -140,6 +160,8 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """None: the engine has no speculator."""
     tier: TierCounts | None = None
     """None: there is no disk tier."""
+    transfer: TransferCounts | None = None
+    """None: the engine exports and imports nothing."""
     kv_sequence: int = 0
     """Number of the last `KVEvents` that were sent: by it a router notices that the newest were lost."""
 
@@ -206,6 +228,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of the disk tier; None: there is none."""
     kv_disk_bytes: int | None = None
     """Most bytes of all files in it; None: chosen from what is free there."""
+    transfer: bool = False
+    """Export and import pages: see `Request.prefill_only` and `Request.handoff`."""
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):

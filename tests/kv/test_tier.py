@@ -363,7 +363,7 @@ def test_pages_whose_file_is_deleted_are_written_again(tmp_path: Path) -> None:
     tier_of(one).disk.refresh()
     tier_of(one)._quiet_until = 0.0
     one.step()
-    until(lambda: bool(one.step() or not one.has_work or time.sleep(0.001)))
+    until(lambda: bool(one.step() or not one.has_work))
     tier_of(one)._quiet_until = 0.0
     one.close()
     two = engine(tmp_path)

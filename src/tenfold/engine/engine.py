@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from tenfold.backends.base import PageViews, Program, StepOutput
 from tenfold.engine.batch import BatchBuilder
+from tenfold.engine.handover import Handover
 from tenfold.engine.limits import EngineConfig, check_request
 from tenfold.engine.scheduler import Scheduler, Work
 from tenfold.engine.sequence import Sequence
@@ -16,6 +17,7 @@ from tenfold.engine.speculation import Speculation
 from tenfold.engine.verify import Gain, commit
 from tenfold.kv.cache import KVCache, pages_for
 from tenfold.kv.disk import DiskTier
+from tenfold.kv.imports import Imports, Transfer
 from tenfold.kv.pages import IntegrityError
 from tenfold.kv.tier import Tier
 from tenfold.limits import RequestError
@@ -24,8 +26,8 @@ from tenfold.speculate.base import Outcome, Speculator
 
 log = logging.getLogger(__name__)
 
-TIER_WAIT_S = 0.002
-"""A step with nothing to compute waits so long for the disk."""
+SOURCE_WAIT_S = 0.002
+"""A step with nothing to compute waits so long for pages from elsewhere."""
 
 
 class AdmissionNews(TypedDict, total=False):
@@ -50,6 +52,7 @@ class Engine:
         config: EngineConfig | None = None,
         speculator: Speculator | None = None,
         disk: DiskTier | None = None,
+        transfer: Transfer | None = None,
     ) -> None:
         config = EngineConfig() if config is None else config
         info = program.info
@@ -62,7 +65,14 @@ class Engine:
         self._batch = BatchBuilder(max_rows, max_logit_rows, max_running)
         self._speculation = None if speculator is None else Speculation(speculator, info.vocab_size)
         self._tier = None if disk is None else Tier(self._cache, cast(PageViews, program), disk)
-        self._scheduler.gate = self._tier
+        self._handover = None if transfer is None else Handover(transfer.exports, cast(PageViews, program))
+        self._imports = (
+            None
+            if transfer is None
+            else Imports(self._cache, cast(PageViews, program), transfer, info.page_bytes)
+        )
+        # A request takes another worker's pages first; the disk may have those that did not come.
+        self._scheduler.gates = [gate for gate in (self._imports, self._tier) if gate is not None]
         self._sequences: dict[str, Sequence] = {}
         # Chunks of requests that ended between two steps.
         self._ended: list[Chunk] = []
@@ -81,6 +91,10 @@ class Engine:
             stop_token = request.output[-1] if finish == "stop" else None
             self._ended.append(Chunk(id=request.id, finish=finish, stop_token=stop_token))
             return
+        if request.prefill_only and sequence.stop_after_one() and self._handover is not None:
+            self._handover.expect(sequence)
+        if request.handoff is not None and self._imports is not None:
+            self._imports.expect(request.id, request.handoff)
         self._sequences[request.id] = sequence
         self._scheduler.waiting.append(sequence)
 
@@ -101,17 +115,23 @@ class Engine:
     def step(self) -> list[Chunk]:
         """Makes one step, and returns what is new. If the program fails, the requests of that step end with
         its error, and the others go on."""
-        speculation, tier = self._speculation, self._tier
-        if tier is not None and tier.tick():
-            self._scheduler.unblock()
+        speculation, tier, handover = self._speculation, self._tier, self._handover
+        for source in (self._imports, tier):
+            if source is not None and source.tick():
+                self._scheduler.unblock()
         plan = self._scheduler.plan(None if speculation is None else speculation.guess)
         chunks, self._ended = self._ended, []
         for sequence, why in plan.failed:
             chunks.append(self._end(sequence, "error", why))
         if not plan.work:
-            if tier is not None and tier.busy and not chunks:
-                tier.wait(TIER_WAIT_S)
+            for source in (self._imports, tier):
+                if source is not None and source.busy and not chunks:
+                    source.wait(SOURCE_WAIT_S)
+                    break
             return chunks
+        if handover is not None:
+            handover.sweep()
+            chunks += handover.begin(plan.work)
         try:
             batch = self._batch.build(plan.work, speculation is not None and speculation.wants_features)
             rows, began = len(batch.tokens), time.perf_counter()
@@ -125,6 +145,8 @@ class Engine:
         if tier is not None:
             tier.pace.stepped(rows, step_ms / 1000)
         gains = self._commit(plan.work, output)
+        if handover is not None:
+            handover.advance(plan.work)
         if speculation is not None and plan.asked:
             outcomes = [
                 Outcome(
@@ -140,9 +162,10 @@ class Engine:
             ]
             speculation.observe(outcomes, rows, step_ms)
         for gain in gains:
+            handoff = None
             if gain.finish is not None:
-                self._leave(gain.sequence, gain.finish)
-            chunks.append(self._chunk(gain, output))
+                handoff = self._leave(gain.sequence, gain.finish)
+            chunks.append(self._chunk(gain, output, handoff))
         return chunks
 
     def load(self) -> LoadSnapshot:
@@ -159,11 +182,16 @@ class Engine:
             preemptions=self._scheduler.preemptions,
             speculation=None if self._speculation is None else self._speculation.counts(),
             tier=None if self._tier is None else self._tier.counts(),
+            transfer=None if self._imports is None else self._imports.counts(),
         )
 
     def close(self) -> None:
         """Frees the program and what the speculator holds; nothing may be called afterwards. Pages that are
         not on disk yet are written before, for up to `tenfold.protocol.FLUSH_S`."""
+        if self._handover is not None:
+            self._handover.close()
+        if self._imports is not None:
+            self._imports.close()
         if self._tier is not None:
             self._tier.close(FLUSH_S)
         if self._speculation is not None:
@@ -174,7 +202,10 @@ class Engine:
         """Raises IntegrityError unless pages, index, tables and queues agree. For tests and idle moments."""
         running, waiting = self._scheduler.running, self._scheduler.waiting
         tables = [sequence.table for sequence in running if sequence.table is not None]
-        self._cache.check(tables if self._tier is None else tables + self._tier.tables())
+        for source in (self._imports, self._tier):
+            if source is not None:
+                tables += source.tables()
+        self._cache.check(tables)
         if [*running, *waiting] != list(self._sequences.values()):
             raise IntegrityError(
                 "the sequences that run, then wait, are not those under way in order of arrival"
@@ -214,7 +245,7 @@ class Engine:
                     self._cache.trim(sequence.table, sequence.computed)
         return gains
 
-    def _chunk(self, gain: Gain, output: StepOutput) -> Chunk:
+    def _chunk(self, gain: Gain, output: StepOutput, handoff: dict[str, Any] | None) -> Chunk:
         sequence, tokens, top = gain.sequence, tuple(gain.tokens), gain.sequence.params.logprobs
         return Chunk(
             id=sequence.id,
@@ -225,6 +256,7 @@ class Engine:
             finish=gain.finish,
             stop_token=tokens[-1] if gain.finish == "stop" else None,
             error=gain.error,
+            handoff=handoff if gain.finish == "length" else None,
             **self._admission_news(sequence),
         )
 
@@ -235,7 +267,11 @@ class Engine:
         self._leave(sequence, finish, keep)
         return Chunk(id=sequence.id, finish=finish, error=error, **self._admission_news(sequence))
 
-    def _leave(self, sequence: Sequence, finish: FinishReason, keep: int | None = None) -> None:
+    def _leave(
+        self, sequence: Sequence, finish: FinishReason, keep: int | None = None
+    ) -> dict[str, Any] | None:
+        """The sequence is gone; returns the handoff of its pages, if it has one."""
+        handoff = None if self._handover is None else self._handover.end(sequence.id)
         del self._sequences[sequence.id]
         self._scheduler.drop(sequence)
         if keep is not None:
@@ -243,6 +279,7 @@ class Engine:
             del sequence.tokens[sequence.prompt_length + keep :]
         if self._speculation is not None:
             self._speculation.end(sequence, learn=finish in ("stop", "length") or keep is not None)
+        return handoff
 
     def _admission_news(self, sequence: Sequence) -> AdmissionNews:
         """What the first chunk after the sequence's admission tells of it."""

@@ -73,7 +73,7 @@ class Scheduler:
         self._max_running = max_running
         # The head of the queue if it did not fit: no use to try again before pages are given back.
         self._blocked: Sequence | None = None
-        self.gate: Gate | None = None
+        self.gates: list[Gate] = []
 
     def unblock(self) -> None:
         """Pages were given back, by others than sequences."""
@@ -102,8 +102,7 @@ class Scheduler:
         """The sequence leaves, running or waiting."""
         if sequence.table is None:
             self.waiting.remove(sequence)
-            if self.gate is not None:
-                self.gate.forget(sequence.id)
+            self._forget(sequence)
         else:
             self.running.remove(sequence)
             self._give_back(sequence)
@@ -147,8 +146,9 @@ class Scheduler:
             if self._cache.can_never_hold(len(sequence.tokens)):
                 plan.failed.append((sequence, FULL))
                 return
-            if self.gate is not None and not self.gate.ready(
-                sequence.id, sequence.tokens, sequence.namespace, len(self.running)
+            if not all(
+                gate.ready(sequence.id, sequence.tokens, sequence.namespace, len(self.running))
+                for gate in self.gates
             ):
                 return
             try:
@@ -163,9 +163,12 @@ class Scheduler:
                 return
             self.running.append(self.waiting.popleft())
             sequence.admit(*opened)
-            if self.gate is not None:
-                self.gate.forget(sequence.id)
+            self._forget(sequence)
             yield sequence
+
+    def _forget(self, sequence: Sequence) -> None:
+        for gate in self.gates:
+            gate.forget(sequence.id)
 
     def _preempt(self) -> Sequence:
         sequence = self.running.pop()

@@ -18,6 +18,7 @@ from tenfold.engine.limits import EngineConfig
 from tenfold.graph.graph import Graph
 from tenfold.kv.disk import DiskTier, default_disk_bytes, least_disk_bytes
 from tenfold.kv.identity import page_identity
+from tenfold.kv.imports import Transfer
 from tenfold.models.registry import build_graph
 from tenfold.protocol import EngineSettings
 from tenfold.speculate.base import Speculator
@@ -26,6 +27,9 @@ from tenfold.speculate.build import SpeculationSettings, build_speculator, draft
 MIN_LOGIT_ROWS = 128
 """Rows with logits that a step may have, at least: room for drafts beside the sequences that run. Each takes
 four bytes for every token of the vocabulary."""
+
+EXPORT_SHARE = 4
+"""Pages that wait for their importers may take this part of the KV memory once more."""
 
 
 class Target(NamedTuple):
@@ -112,13 +116,21 @@ def build_target(
     finally:
         checkpoint.close()
     config = EngineConfig(max_batch_tokens=settings.max_batch_tokens, max_running=settings.max_running)
-    disk = None if settings.kv_disk is None else open_tier(settings, program.info)
-    return Target(Engine(program, config, made, disk), program, graph, tapped, made)
+    disk = transfer = None
+    if settings.kv_disk is not None or settings.transfer:
+        info = program.info
+        identity = page_identity(fingerprint(locate(settings.model)), info)
+        if settings.kv_disk is not None:
+            disk = open_tier(settings, info, identity)
+        if settings.transfer:
+            most_bytes = info.kv_pages * info.page_bytes // EXPORT_SHARE
+            transfer = Transfer.on_this_machine(identity, info.page_bytes, most_bytes)
+    engine = Engine(program, config, made, disk, transfer)
+    return Target(engine, program, graph, tapped, made)
 
 
-def open_tier(settings: EngineSettings, info: ProgramInfo) -> DiskTier:
-    """The disk tier of a program. Reads the model's files once, to tell it from others. Raises ValueError
-    for a size that is too small, OSError where the model cannot be read."""
+def open_tier(settings: EngineSettings, info: ProgramInfo, identity: str) -> DiskTier:
+    """The disk tier of a program. Raises ValueError for a size that is too small."""
     assert settings.kv_disk is not None
     root = Path(settings.kv_disk)
     size = settings.kv_disk_bytes
@@ -129,5 +141,4 @@ def open_tier(settings: EngineSettings, info: ProgramInfo) -> DiskTier:
         raise ValueError(
             f"kv_disk_bytes (--kv-disk-size) is {size} for this model; the least that is of use is {least}"
         )
-    identity = page_identity(fingerprint(locate(settings.model)), info)
     return DiskTier(root, identity, info.page_bytes, size)
