@@ -324,3 +324,28 @@ def test_waiting_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         await_pages(lambda: (1, "open"), 2, time.time() - 1)
     ready = iter(range(100))
     await_pages(lambda: (next(ready), "open"), 90, time.time() + 60)
+
+
+def test_memory_that_is_used_again_is_not_taken_for_what_it_held() -> None:
+    """A region taken by one importer is filled anew; another that still has it open is refused, and not given the
+    new pages, which are whole."""
+    exports = Exports("same", PAGE, 1 << 20)
+
+    def export(id: str, byte: int) -> dict[str, Any]:
+        handoff = exports.begin(id, "", token_bytes(range(64)), 4)
+        exports.add(id, [memoryview(bytes([byte]) * PAGE)] * 4)
+        assert handoff is not None
+        assert exports.end(id) is not None
+        return handoff
+
+    first = Handoff(**export("a", 1))
+    slow, quick = MemorySource(first), MemorySource(first)
+    views = [memoryview(bytearray(PAGE)) for _ in range(4)]
+    assert quick.read(0, views) == 4
+    quick.close(taken=True)
+    assert export("b", 2)["path"] == first.path
+    with pytest.raises(TransferError, match="given the region up"):
+        slow.read(0, views)
+    slow.close(taken=False)
+    assert exports.begin("c", "", token_bytes(range(64)), 4) is not None
+    exports.close()

@@ -17,6 +17,7 @@ not a signal.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 from struct import Struct
 from typing import Literal
@@ -27,8 +28,9 @@ from tenfold.kv.segment import page_sum
 
 State = Literal["open", "complete", "failed"]
 _STATES: tuple[State, ...] = ("open", "complete", "failed")
-_HEAD = Struct("<8sIIIIQII")
-"""Magic, bytes of the identity, of the namespace, tokens, pages, bytes of a page, pages ready, state."""
+_HEAD = Struct("<8sIIIIQQII")
+"""Magic, bytes of the identity, of the namespace, tokens, pages, bytes of a page, generation, pages ready,
+state."""
 _READY = Struct("<II")
 _READY_AT = _HEAD.size - _READY.size
 _MAGIC = b"TFKVREG\x01"
@@ -81,27 +83,34 @@ class Region:
 
     def __init__(self, contents: Contents) -> None:
         """Raises OSError."""
-        self.contents = contents
-        self.ready = 0
+        self.capacity = contents.size
         self.file = os.memfd_create("tenfold-kv", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(self.file, contents.size)
-            identity = contents.identity.encode()
-            head = _HEAD.pack(
-                _MAGIC,
-                len(identity),
-                len(contents.namespace),
-                len(contents.tokens) // 4,
-                contents.pages,
-                contents.page_bytes,
-                0,
-                0,
-            )
-            os.pwrite(self.file, head.ljust(_NAMES_AT, b"\0") + identity + contents.namespace, 0)
-            os.pwrite(self.file, contents.tokens, contents.tokens_at)
+            os.ftruncate(self.file, self.capacity)
+            self.renew(contents)
         except OSError:
             os.close(self.file)
             raise
+
+    def renew(self, contents: Contents) -> None:
+        """Holds something else from now on, of at most ``capacity`` bytes: memory that is there already takes
+        half the time to fill. Who still reads what it held finds the new generation. Raises OSError."""
+        self.contents = contents
+        self.ready = 0
+        identity = contents.identity.encode()
+        head = _HEAD.pack(
+            _MAGIC,
+            len(identity),
+            len(contents.namespace),
+            len(contents.tokens) // 4,
+            contents.pages,
+            contents.page_bytes,
+            secrets.randbits(64),
+            0,
+            0,
+        )
+        os.pwrite(self.file, head.ljust(_NAMES_AT, b"\0") + identity + contents.namespace, 0)
+        os.pwrite(self.file, contents.tokens, contents.tokens_at)
 
     @property
     def path(self) -> str:
@@ -140,7 +149,7 @@ class Mapped:
         head = os.pread(file, _HEAD.size, 0)
         if len(head) < _HEAD.size or not head.startswith(_MAGIC):
             raise TransferError("what the handoff names is no region of pages")
-        _, named, spaced, tokens, pages, page_bytes, _, _ = _HEAD.unpack(head)
+        _, named, spaced, tokens, pages, page_bytes, self._generation, _, _ = _HEAD.unpack(head)
         names = os.pread(file, named + spaced, _NAMES_AT)
         at = _NAMES_AT + named + spaced
         self.contents = Contents(
@@ -154,8 +163,11 @@ class Mapped:
             raise TransferError("the region is cut short")
 
     def progress(self) -> tuple[int, State]:
-        """Pages that are ready, and how it stands."""
-        ready, state = _READY.unpack(os.pread(self.file, _READY.size, _READY_AT))
+        """Pages that are ready, and how it stands. Raises TransferError if the region holds something else by
+        now."""
+        *_, generation, ready, state = _HEAD.unpack(os.pread(self.file, _HEAD.size, 0))
+        if generation != self._generation:
+            raise TransferError("the exporter has given the region up")
         return ready, _STATES[min(state, len(_STATES) - 1)]
 
     def sums(self, first: int, count: int) -> bytes:
@@ -163,7 +175,8 @@ class Mapped:
         return os.pread(self.file, 8 * count, self.contents.sums_at + 8 * first)
 
     def read(self, first: int, pages: Sequence[memoryview]) -> int:
-        """Copies ready pages out; returns how many, from the first on, are what was put in."""
+        """Copies ready pages out; returns how many, from the first on, are what was put in. Raises
+        TransferError as `progress` does."""
         buffers = list(pages)
         offset = self.contents.page_at(first)
         while buffers:
@@ -175,7 +188,9 @@ class Mapped:
                 read -= len(buffers.pop(0))
             if read:
                 buffers[0] = buffers[0][read:]
-        return right(pages[: len(pages) - len(buffers)], self.sums(first, len(pages)))
+        good = right(pages[: len(pages) - len(buffers)], self.sums(first, len(pages)))
+        self.progress()
+        return good
 
     def take(self) -> None:
         """Tells the exporter that the region is needed no more."""

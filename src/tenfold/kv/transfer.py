@@ -159,6 +159,8 @@ class Exports:
         self._exports: dict[str, Export] = {}
         self._lent: list[Export] = []
         """Complete or failed, until they are taken or expire."""
+        self._idle: list[Region] = []
+        """Taken regions, to be used again."""
         self._retract: dict[int, Callable[[], None]] = {}
         self.exported_pages = 0
         self.declined = 0
@@ -175,12 +177,8 @@ class Exports:
             pages=pages,
             page_bytes=self._page_bytes,
         )
-        if not pages or contents.size + self.bytes > self._most_bytes:
-            self.declined += 1
-            return None
-        try:
-            region = Region(contents)
-        except OSError:
+        region = self._region(contents) if pages else None
+        if region is None:
             self.declined += 1
             return None
         fields: dict[str, Any] = {"transport": "memory", "path": region.path}
@@ -221,19 +219,23 @@ class Exports:
 
     @property
     def bytes(self) -> int:
-        """Of all regions."""
-        return sum(each.region.contents.size for each in (*self._exports.values(), *self._lent))
+        """Of all regions that are lent or being filled."""
+        return sum(each.region.capacity for each in (*self._exports.values(), *self._lent))
 
     def sweep(self, everything: bool = False) -> None:
         """Gives back regions that were taken, or whose time is over."""
         now = time.monotonic()
         keep = []
         for export in self._lent:
-            if everything or now > export.expires or export.region.taken:
-                self._retract.pop(id_of(export.region), lambda: None)()
-                export.region.close()
-            else:
+            taken = export.region.taken
+            if not (everything or taken or now > export.expires):
                 keep.append(export)
+                continue
+            self._retract.pop(id_of(export.region), lambda: None)()
+            if taken and not everything:
+                self._idle.append(export.region)
+            else:
+                export.region.close()
         self._lent = keep
 
     def close(self) -> None:
@@ -241,6 +243,27 @@ class Exports:
         for id in list(self._exports):
             self.end(id)
         self.sweep(everything=True)
+        for region in self._idle:
+            region.close()
+        self._idle.clear()
+
+    def _region(self, contents: Contents) -> Region | None:
+        """A region that is large enough, if there is room; the smallest that is there will do."""
+        self._idle.sort(key=lambda region: region.capacity)
+        try:
+            for region in self._idle:
+                if region.capacity >= contents.size:
+                    self._idle.remove(region)
+                    region.renew(contents)
+                    return region
+            while self._idle and self._used(contents.size) > self._most_bytes:
+                self._idle.pop(0).close()
+            return Region(contents) if self._used(contents.size) <= self._most_bytes else None
+        except OSError:
+            return None
+
+    def _used(self, more: int) -> int:
+        return self.bytes + sum(region.capacity for region in self._idle) + more
 
 
 def id_of(region: Region) -> int:
