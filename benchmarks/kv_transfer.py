@@ -20,11 +20,12 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 from msgspec.structs import replace
 
-from tenfold.backends.base import PAGE_ROWS
+from tenfold.backends.base import PAGE_ROWS, PageViews
 from tenfold.checkpoint.locate import locate
 from tenfold.kv.segment import token_bytes
 from tenfold.kv.tcp import PageServer, TcpSource
@@ -57,8 +58,8 @@ def speeds(model: str, count: int, rounds: int) -> None:
     """Prints the table of speeds."""
     programs = [build_target(settings(model, 1)).program for _ in range(2)]
     page_bytes = programs[0].info.page_bytes
-    views = [[program.view_page(page) for page in range(count)] for program in programs]  # type:
-    ignore[attr-defined] for page in range(count):
+    views = [[cast(PageViews, program).view_page(page) for page in range(count)] for program in programs]
+    for page in range(count):
         views[0][page][:] = random.Random(page).randbytes(page_bytes)
     tokens = token_bytes(range(count * PAGE_ROWS))
     server = PageServer(SECRET, "127.0.0.1")

@@ -42,6 +42,14 @@ def test_a_value_out_of_range_names_its_field(field: str, value: object) -> None
         ServeConfig(model="m", **{field: value})  # type: ignore[arg-type]
 
 
+def test_a_size_of_the_disk_tier_needs_its_folder() -> None:
+    """The message says what to give."""
+    with pytest.raises(ValueError, match="--kv-disk DIR"):
+        ServeConfig(model="m", kv_disk_bytes=1 << 30)
+    with pytest.raises(ValueError, match="kv_disk_bytes is 0"):
+        ServeConfig(model="m", kv_disk="/tmp/x", kv_disk_bytes=0)
+
+
 def test_the_name_in_the_api_is_without_the_folder() -> None:
     """Unless another was given."""
     assert ServeConfig(model="/models/a.gguf").model_name == "a.gguf"

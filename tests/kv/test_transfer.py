@@ -327,8 +327,8 @@ def test_waiting_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_that_is_used_again_is_not_taken_for_what_it_held() -> None:
-    """A region taken by one importer is filled anew; another that still has it open is refused, and not given the
-    new pages, which are whole."""
+    """A region taken by one importer is filled anew; another that still has it open is refused, and not given
+    the new pages, which are whole."""
     exports = Exports("same", PAGE, 1 << 20)
 
     def export(id: str, byte: int) -> dict[str, Any]:

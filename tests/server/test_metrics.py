@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tenfold.protocol import LoadSnapshot, SpeculationCounts
+from msgspec.structs import replace
+
+from tenfold.protocol import LoadSnapshot, SpeculationCounts, TierCounts
 from tenfold.server.metrics import Metrics
 
 
@@ -41,3 +43,33 @@ def test_heads_trained_while_serving_are_counted_over_all_workers() -> None:
     assert f'{name}{{result="promoted"}} 3.0' in page
     assert f'{name}{{result="rolled back"}} 1.0' in page
     assert f'{name}{{result="refused"}} 1.0' in page
+
+
+def test_the_disk_tier_is_counted_over_all_workers() -> None:
+    """Pages and bytes add up over workers; what is on disk is the present worker's word."""
+    tier = TierCounts(
+        pages=7,
+        page_bytes=100,
+        size_bytes=10**6,
+        stored_pages=5,
+        dropped_pages=1,
+        restored_pages=3,
+        restores={"restored": 2},
+        corrupt=1,
+        errors={"write": 4},
+    )
+    metrics = Metrics()
+    metrics.load = replace(load(), tier=tier)
+    metrics.worker_gone()
+    metrics.load = replace(load(), tier=replace(tier, pages=9))
+    page = metrics.page().decode()
+    for line in (
+        "stored_bytes_total 1000.0",
+        "restored_pages_total 6.0",
+        "dropped_pages_total 2.0",
+        'restores_total{result="restored"} 4.0',
+        'errors_total{call="write"} 8.0',
+        "corrupt_total 2.0",
+        "pages 9.0",
+    ):
+        assert f"tenfold_kv_disk_{line}\n" in page
