@@ -27,8 +27,8 @@ ASKED = request("a", PROMPT, max_tokens=20, ignore_eos=True, temperature=1.0, lo
 
 @pytest.mark.parametrize("kv_format", ["bf16", "f32", "q8"])
 def test_levels_and_thread_counts_share_a_tier(tmp_path: Path, kv_format: str) -> None:
-    """What one ISA level wrote another reads, with tokens and log-probabilities of a run that computed all: so
-    the identity of pages has neither level nor threads in it."""
+    """What one ISA level wrote another reads, with tokens and log-probabilities of a run that computed all:
+    so the identity of pages has neither level nor threads in it."""
     laws = []
     infos: list[ProgramInfo] = []
     for number, level in enumerate([*LEVELS, LEVELS[0]]):
@@ -80,8 +80,8 @@ def test_pages_go_from_program_to_program() -> None:
 
 
 def test_a_worker_with_a_tier(tmp_path: Path) -> None:
-    """From settings to an engine, twice: the second finds what the first left, readable by the owner alone; a size
-    that is of no use is refused."""
+    """From settings to an engine, twice: the second finds what the first left, readable by the owner alone;
+    a size that is of no use is refused."""
     config = tiny_config("llama")
     model = write_folder(tmp_path / "model", config, random_weights(config))
     settings = EngineSettings(

@@ -29,7 +29,7 @@ MIN_LOGIT_ROWS = 128
 four bytes for every token of the vocabulary."""
 
 EXPORT_SHARE = 4
-"""Pages that wait for their importers may take this part of the KV memory once more."""
+"""Pages that wait for their importers may take this part of the KV memory once more, or a full context."""
 
 
 class Target(NamedTuple):
@@ -123,7 +123,8 @@ def build_target(
         if settings.kv_disk is not None:
             disk = open_tier(settings, info, identity)
         if settings.transfer:
-            most_bytes = info.kv_pages * info.page_bytes // EXPORT_SHARE
+            pages = max(info.kv_pages // EXPORT_SHARE, info.max_context // PAGE_ROWS + 2)
+            most_bytes = pages * info.page_bytes
             transfer = Transfer.on_this_machine(identity, info.page_bytes, most_bytes)
     engine = Engine(program, config, made, disk, transfer)
     return Target(engine, program, graph, tapped, made)
