@@ -300,7 +300,7 @@ nb::object view_page(nb::handle self, int page) {
   Program& program = nb::cast<Program&>(self);
   program.pages().check_page(page, "view_page");
   return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>(program.pages().page(page),
-                                                                            {program.pages().page_bytes()}, self));
+                                                                             {program.pages().page_bytes()}, self));
 }
 
 void write_page(Program& program, int page, const nb::bytes& data) {
