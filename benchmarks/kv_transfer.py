@@ -157,8 +157,8 @@ def handover(model: str, length: int, rounds: int, threads: int) -> None:
     starts, waits, cpu = starts[1:], waits[1:], cpu[1:]
     print(
         f"{model}: {length} tokens; from the last page ready to the second engine's first "
-        f"step {statistics.median(starts):.1f} ms, to its first token {statistics.median(waits):.1f} ms of the wall, "
-        f"{statistics.median(cpu):.1f} ms of CPU time; medians of {rounds}"
+        f"step {statistics.median(starts):.1f} ms, to its first token {statistics.median(waits):.1f} ms "
+        f"of the wall, {statistics.median(cpu):.1f} ms of CPU time; medians of {rounds}"
     )
 
 
