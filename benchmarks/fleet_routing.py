@@ -6,17 +6,22 @@
 Two servers of the same model, workers and memory, which differ in --routing alone, take turns: in a round
 the same conversations of tau-bench (benchmarks/agent_traffic.py makes the requests) are held with the one,
 then with the other; who begins alternates. Conversations of a round run at once, each waiting for its answer,
-and then as long as a user or a tool may take (--pause), before its next turn. Those of different rounds
+and then as long as a user or a tool may take (--pause) before its next turn. Those of different rounds
 differ; all share the system prompt, which some first turns of further conversations bring to both servers
 before anything is counted.
 
-KV memory is what decides how much routing matters. The default, --kv-tokens, holds the conversations of a
-round once, over all workers together, and not once in each: where every worker has room for all of them, only
-the turns that are new to a worker are saved, about half.
+The setting, unless told otherwise: two workers of one thread and 16,000 tokens of KV memory each; two rounds of
+6 conversations at once, of up to 9 turns and 16,000 characters, without a pause.
+
+KV memory and the number of turns decide how much routing matters. 16,000 tokens hold about half of a round's
+conversations: a router that keeps each where it began finds it there at every turn, one that does not needs all of
+them in every worker and evicts. Where every worker has room for all, only what is new to a worker is saved. A first
+turn has nothing to be found but the system prompt, which both have; each further turn finds all before it, so
+with few turns there is little to save.
 
 Printed: time to first token (mean, over all turns) and prompt tokens that were computed (asked for and not
 found in the cache, by the responses' usage), both ways, their ratio, and its 95 % interval by a bootstrap
-over conversations. About 7 minutes on two cores, most of them round-robin's.
+over conversations. At most 6 minutes on two cores, most of them round-robin's.
 """
 
 from __future__ import annotations
@@ -138,12 +143,12 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--at-once", type=int, default=8, help="conversations of a round")
-    parser.add_argument("--turns", type=int, default=12, help="most turns of a conversation")
-    parser.add_argument("--most", type=int, default=20_000, help="characters of a request's messages")
+    parser.add_argument("--at-once", type=int, default=6, help="conversations of a round")
+    parser.add_argument("--turns", type=int, default=9, help="most turns of a conversation")
+    parser.add_argument("--most", type=int, default=16_000, help="characters of a request's messages")
     parser.add_argument("--max-tokens", type=int, default=4, help="of an answer")
-    parser.add_argument("--kv-tokens", type=int, default=28_000, help="that all workers hold together")
-    parser.add_argument("--pause", type=float, default=3.0, help="seconds from an answer to the next turn")
+    parser.add_argument("--kv-tokens", type=int, default=16_000, help="that a worker holds")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds from an answer to the next turn")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     policies = ("cache-aware", args.against)
@@ -151,7 +156,7 @@ def main() -> int:
     wanted = conversations_of(args.data, args.rounds * args.at_once + warm_up, args.most, args.turns)
     first_turns = [turns[:1] for turns in wanted[-warm_up:]]
     options = ["--workers", str(args.workers), "--threads", str(args.threads)]
-    options += ["--kv-memory", str(kv_memory(args.model, args.kv_tokens))]
+    options += ["--kv-memory", str(args.workers * kv_memory(args.model, args.kv_tokens))]
     found: dict[str, list[Turn]] = {policy: [] for policy in policies}
     spent = dict.fromkeys(policies, 0.0)
     with (

@@ -55,6 +55,14 @@ def test_workers_share_what_there_is() -> None:
     assert "divided among 3 workers" in explain_kv(5, 300, 1000, 4, 3)
 
 
+def test_a_size_of_the_disk_tier_needs_its_folder() -> None:
+    """The message says what to give."""
+    with pytest.raises(ValueError, match="--kv-disk DIR"):
+        ServeConfig(model="m", kv_disk_bytes=1 << 30)
+    with pytest.raises(ValueError, match="kv_disk_bytes is 0"):
+        ServeConfig(model="m", kv_disk="/tmp/x", kv_disk_bytes=0)
+
+
 def test_the_name_in_the_api_is_without_the_folder() -> None:
     """Unless another was given."""
     assert ServeConfig(model="/models/a.gguf").model_name == "a.gguf"

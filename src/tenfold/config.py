@@ -57,6 +57,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A folder that `tenfold train-drafter` wrote; None: drafts come from what was said before."""
     learn: bool = False
     """Keep recent answers in ``live`` in the drafter's folder, and train its head on them while serving."""
+    kv_disk: str | None = None
+    """Folder of the disk tier, in which KV pages outlive memory and restarts; None: there is none."""
+    kv_disk_bytes: int | None = None
+    """Most bytes of all files in it; None: a quarter of what is free there, up to 32 GiB."""
     tool_format: str = "auto"
     """How the model writes tool calls; auto: as its chat template shows."""
     reasoning_format: str = "auto"
@@ -107,6 +111,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
                     f"{field} is {getattr(self, field)!r}; it must be one of {', '.join(choices)}"
                 )
 
+        if self.kv_disk_bytes is not None:
+            if self.kv_disk is None:
+                raise ValueError("kv_disk_bytes is given without kv_disk; say where with --kv-disk DIR")
+            if not 1 <= self.kv_disk_bytes <= MAX_KV_BYTES:
+                raise ValueError(
+                    f"kv_disk_bytes is {self.kv_disk_bytes}; it must be from 1 to {MAX_KV_BYTES} (1024 PiB)"
+                )
         if self.drafter is not None and self.speculate == "off":
             raise ValueError("drafter is given and speculate is off; leave one of them out")
         if self.learn and self.drafter is None:
@@ -139,6 +150,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             speculate=self.speculate != "off",
             drafter=self.drafter,
             learn=self.learn,
+            kv_disk=self.kv_disk,
+            kv_disk_bytes=self.kv_disk_bytes,
             workers=self.workers,
             routed=self.workers > 1,
         )
@@ -276,6 +289,17 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                     engine.max_running,
                     config.workers,
                 ),
+            ),
+            PlanLine(
+                "kv disk",
+                "off"
+                if config.kv_disk is None
+                else f"{format_bytes(engine.kv_disk_bytes)}, {config.kv_disk}",
+                "prompts in the cache are lost at a restart; --kv-disk DIR keeps them"
+                if config.kv_disk is None
+                else "as asked for"
+                if config.kv_disk_bytes is not None
+                else "a quarter of what is free there, up to 32 GiB",
             ),
             PlanLine("step", f"{engine.max_batch_tokens} tokens", "max_batch_tokens"),
             PlanLine("running", f"{engine.max_running} requests", "max_running"),

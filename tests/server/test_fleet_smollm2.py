@@ -66,3 +66,31 @@ def test_texts_do_not_depend_on_what_befalls_workers(server: Server) -> None:
             assert list(texts) == alone
         wait_for(lambda: sum(v for k, v in server.metrics().items() if 'state="up"' in k) == 2, 120)
     assert server.metrics()["worker_restarts_total"] == 1
+
+
+def test_workers_share_the_disk_tier(tmp_path: Path) -> None:
+    """Promise: with `--kv-disk`, a prompt that one worker computed is read by the other after the first was
+    killed, and its text is the same; the counts of both are on the page. A replacement that is asked for writes
+    what is left, and the next workers read it too."""
+    options = ("--workers", "2", "--threads", "1", "--kv-memory", "256MiB")
+    with Server("smollm2", *options, "--kv-disk", str(tmp_path), "--kv-disk-size", "1GiB") as server:
+        metrics = server.metrics
+        first = answer(server, 1)
+        pages = metrics()["kv_disk_stored_pages_total"]
+        wait_for(lambda: metrics()["kv_disk_stored_pages_total"] >= max(pages, 8), 60)
+        (used,) = (
+            name for name in ("w0", "w1") if metrics().get(f'router_requests_total{{worker="{name}"}}')
+        )
+        known = metrics()["kv_disk_pages"]
+        assert known > 0
+        os.kill(server.worker_pids()[int(used[1])], signal.SIGKILL)
+        wait_for(lambda: metrics()["worker_restarts_total"] == 1, 60)
+        assert answer(server, 1) == first
+        wait_for(lambda: metrics()["kv_disk_restored_pages_total"] > 0, 60)
+        assert metrics()['kv_disk_restores_total{result="restored"}'] >= 1
+        restored = metrics()["kv_disk_restored_pages_total"]
+        os.kill(server.pid, signal.SIGHUP)
+        wait_for(lambda: "all workers have been replaced" in server.log(), 120)
+        assert answer(server, 1) == first
+        wait_for(lambda: metrics()["kv_disk_restored_pages_total"] > restored, 60)
+        assert metrics()["worker_restarts_total"] == 1

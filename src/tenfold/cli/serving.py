@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tenfold.cli.options import config_of, engine_options, say, speculation_options
+from tenfold.cli.options import config_of, engine_options, say, size, speculation_options
 from tenfold.config import REASONING_FORMATS, TOOL_FORMATS, ResolvedPlan
 from tenfold.router.policies import POLICIES
 
@@ -31,6 +31,19 @@ GENERATE_MAX_TOKENS = 512
     help="Train the drafter's head on this server's answers, in a process that gives way. Keeps "
     "recent answers on disk, in DIR/live: at most 1 GiB, readable by the owner alone. Needs --drafter and "
     "torch.",
+)
+@click.option(
+    "--kv-disk",
+    metavar="DIR",
+    help="Keep KV pages in this folder too: prompts stay cached when memory is full and over a restart. "
+    "All workers share it, and several servers may. What it holds tells of prompts; the owner alone may read it.",
+)
+@click.option(
+    "--kv-disk-size",
+    "kv_disk_bytes",
+    type=size,
+    metavar="SIZE",
+    help="Most that all files there may take, like 20GiB. Default: a quarter of what is free, up to 32GiB.",
 )
 @click.option(
     "--tool-format",

@@ -50,6 +50,14 @@ CONSTRAINTS = (
     ("failures", "Requests that ended as their constraint exceeded a limit", 1.0),
 )
 """Fields of ConstraintCounts, what they are, and how many of Prometheus' units (seconds) one of them is."""
+TIER = (
+    ("stored_pages", "KV pages written to disk"),
+    ("dropped_pages", "KV pages that were not written: evicted before their turn, or refused by the disk"),
+    ("restored_pages", "KV pages read from disk instead of computed"),
+    ("stored_bytes", "Bytes of the pages written to disk"),
+    ("restored_bytes", "Bytes of the pages read from disk"),
+    ("corrupt", "Reads that found something else than what was written; its pages were computed"),
+)
 DURATION_BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
 
@@ -100,12 +108,14 @@ class Metrics(Collector):
         self._earlier_idle: Counter[str] = Counter()
         self._earlier_swaps: Counter[str] = Counter()
         self._earlier_constraints: Counter[str] = Counter()
+        self._earlier_tier: Counter[str] = Counter()
 
     def worker_gone(self, worker: str) -> None:
         """A worker's own counters end with it."""
         if (load := self.loads.pop(worker, None)) is not None:
             self._earlier_preemptions += load.preemptions
             _add_constraints(load, self._earlier_constraints)
+            _add_tier(load, self._earlier_tier)
             earlier = (self._earlier_speculation, self._earlier_idle, self._earlier_swaps)
             _add_speculation(load, *earlier)
 
@@ -123,6 +133,13 @@ class Metrics(Collector):
         counts = self._earlier_constraints.copy()
         for load in self.loads.values():
             _add_constraints(load, counts)
+        return counts
+
+    def _tier(self) -> Counter[str]:
+        """Counts of the disk tier over all workers so far; those by reason have ``:`` in their name."""
+        counts = self._earlier_tier.copy()
+        for load in self.loads.values():
+            _add_tier(load, counts)
         return counts
 
     def page(self) -> bytes:
@@ -159,6 +176,13 @@ class Metrics(Collector):
         yield _labelled(
             "tenfold_speculation_head_swaps", "Heads that were trained while serving", "result", swaps
         )
+        tier = self._tier()
+        for name, help in TIER:
+            yield CounterMetricFamily(f"tenfold_kv_disk_{name}", help, value=tier[name])
+        yield _labelled(
+            "tenfold_kv_disk_restores", "Prompts whose pages were on disk", "result", _by("restores:", tier)
+        )
+        yield _labelled("tenfold_kv_disk_errors", "Faults of the disk", "call", _by("errors:", tier))
         for name, help, value in (
             ("requests_in_flight", "Requests accepted and not ended", self.in_flight),
             ("requests_running", "Requests that engines compute", sum(load.running for load in loads)),
@@ -168,6 +192,12 @@ class Metrics(Collector):
                 "kv_pages_free",
                 "KV pages that no running request needs",
                 sum(load.pages_free for load in loads),
+            ),
+            # Workers share the folder, so each knows of about the same pages.
+            (
+                "kv_disk_pages",
+                "KV pages on disk",
+                max((load.tier.pages for load in loads if load.tier), default=0),
             ),
             (
                 "worker_steps",
@@ -198,6 +228,19 @@ def _add_constraints(load: LoadSnapshot, counts: Counter[str]) -> None:
     if load.constraints is not None:
         for name, _, _ in CONSTRAINTS:
             counts[name] += getattr(load.constraints, name)
+
+
+def _add_tier(load: LoadSnapshot, counts: Counter[str]) -> None:
+    if (now := load.tier) is not None:
+        counts.update({name: getattr(now, name) for name, _ in TIER if not name.endswith("_bytes")})
+        counts["stored_bytes"] += now.stored_pages * now.page_bytes
+        counts["restored_bytes"] += now.restored_pages * now.page_bytes
+        counts.update({f"restores:{outcome}": count for outcome, count in now.restores.items()})
+        counts.update({f"errors:{what}": count for what, count in now.errors.items()})
+
+
+def _by(prefix: str, counts: Counter[str]) -> Counter[str]:
+    return Counter({name[len(prefix) :]: n for name, n in counts.items() if name.startswith(prefix)})
 
 
 def _labelled(name: str, help: str, label: str, counts: Counter[str]) -> CounterMetricFamily:

@@ -13,6 +13,7 @@ from typing import cast
 import msgspec
 
 from tenfold.protocol import (
+    FLUSH_S,
     Chunks,
     EnginePlan,
     EngineSettings,
@@ -113,7 +114,7 @@ class Supervisor:
             self._planned = True
             link = self._link
             link.send(Shutdown())
-            await asyncio.wait([link.ended], timeout=EXIT_GRACE_S)
+            await asyncio.wait([link.ended], timeout=self._exit_s)
             link.close()
         return await again
 
@@ -153,10 +154,15 @@ class Supervisor:
             return
         if self.up and self._link is not None:
             self._link.send(Shutdown())
-            await asyncio.wait([self._task], timeout=EXIT_GRACE_S)
+            await asyncio.wait([self._task], timeout=self._exit_s)
         if self._link is not None:
             self._link.close()
         await self._task
+
+    @property
+    def _exit_s(self) -> float:
+        """How long a worker that was told to end may take: with a disk tier it writes pages first."""
+        return EXIT_GRACE_S + (0.0 if self._settings.kv_disk is None else FLUSH_S)
 
     def received(self, message: WorkerMessage) -> None:
         """A message from the link."""
