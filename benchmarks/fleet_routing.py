@@ -10,14 +10,14 @@ and then as long as a user or a tool may take (--pause) before its next turn. Th
 differ; all share the system prompt, which some first turns of further conversations bring to both servers
 before anything is counted.
 
-The setting, unless told otherwise: two workers of one thread and 16,000 tokens of KV memory each; two rounds of
-6 conversations at once, of up to 9 turns and 16,000 characters, without a pause.
+The setting, unless told otherwise: two workers of one thread and 16,000 tokens of KV memory each; two rounds
+of 6 conversations at once, of up to 9 turns and 16,000 characters, without a pause.
 
-KV memory and the number of turns decide how much routing matters. 16,000 tokens hold about half of a round's
-conversations: a router that keeps each where it began finds it there at every turn, one that does not needs all of
-them in every worker and evicts. Where every worker has room for all, only what is new to a worker is saved. A first
-turn has nothing to be found but the system prompt, which both have; each further turn finds all before it, so
-with few turns there is little to save.
+KV memory and the number of turns decide how much routing matters. 16,000 tokens are no room for all
+conversations of a round: a router that keeps each where it began finds it there at every turn; one that does not
+needs all of them in every worker, which evicts. Where every worker has room for all, only what is new to a
+worker is saved. A first turn finds nothing but the system prompt, which both have, and each further turn all
+before it: with few turns there is little to save.
 
 Printed: time to first token (mean, over all turns) and prompt tokens that were computed (asked for and not
 found in the cache, by the responses' usage), both ways, their ratio, and its 95 % interval by a bootstrap

@@ -478,8 +478,8 @@ TestAnyTier.settings = settings(
 
 
 def test_a_router_is_told_of_pages_that_come_from_disk(tmp_path: Path) -> None:
-    """Promise: pages that are read are told like pages that are computed, and so is their eviction, while they
-    are written and read: at every step what was told is what is there."""
+    """Promise: pages that are read are told like pages that are computed, and so is their eviction, while
+    they are written and read: at every step what was told is what is there."""
     first = engine(tmp_path)
     asked = [request(str(seed), prompt(seed)) for seed in range(6)]
     run(first, asked)

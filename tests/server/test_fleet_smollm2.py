@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -70,8 +71,8 @@ def test_texts_do_not_depend_on_what_befalls_workers(server: Server) -> None:
 
 def test_workers_share_the_disk_tier(tmp_path: Path) -> None:
     """Promise: with `--kv-disk`, a prompt that one worker computed is read by the other after the first was
-    killed, and its text is the same; the counts of both are on the page. A replacement that is asked for writes
-    what is left, and the next workers read it too."""
+    killed, and its text is the same; the counts of both are on the page. When all workers
+    are replaced, the next ones read it too."""
     options = ("--workers", "2", "--threads", "1", "--kv-memory", "256MiB")
     with Server("smollm2", *options, "--kv-disk", str(tmp_path), "--kv-disk-size", "1GiB") as server:
         metrics = server.metrics
@@ -89,8 +90,11 @@ def test_workers_share_the_disk_tier(tmp_path: Path) -> None:
         wait_for(lambda: metrics()["kv_disk_restored_pages_total"] > 0, 60)
         assert metrics()['kv_disk_restores_total{result="restored"}'] >= 1
         restored = metrics()["kv_disk_restored_pages_total"]
+        wait_for(lambda: len(server.worker_pids()) == 2, 60)
+        earlier = set(server.worker_pids())
         os.kill(server.pid, signal.SIGHUP)
-        wait_for(lambda: "all workers have been replaced" in server.log(), 120)
+        wait_for(lambda: len(server.worker_pids()) == 2 and earlier.isdisjoint(server.worker_pids()), 120)
+        wait_for(lambda: sum(v for k, v in metrics().items() if 'state="up"' in k) == 2, 120)
         assert answer(server, 1) == first
         wait_for(lambda: metrics()["kv_disk_restored_pages_total"] > restored, 60)
         assert metrics()["worker_restarts_total"] == 1

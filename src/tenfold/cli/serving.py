@@ -36,7 +36,8 @@ GENERATE_MAX_TOKENS = 512
     "--kv-disk",
     metavar="DIR",
     help="Keep KV pages in this folder too: prompts stay cached when memory is full and over a restart. "
-    "All workers share it, and several servers may. What it holds tells of prompts; the owner alone may read it.",
+    "All workers share it, and several servers may. What it holds tells of prompts; the owner alone may read "
+    "it.",
 )
 @click.option(
     "--kv-disk-size",
