@@ -14,9 +14,9 @@ The setting, unless told otherwise: two workers of one thread and 16,000 tokens 
 of 6 conversations at once, of up to 9 turns and 16,000 characters, without a pause.
 
 KV memory and the number of turns decide how much routing matters. 16,000 tokens are no room for all
-conversations of a round: a router that keeps each where it began finds it there at every turn; one that does
-not needs all of them in every worker, which evicts. Where every worker has room for all, only what is new to a
-worker is saved. A first turn finds nothing but the system prompt, which both have, and each further turn all
+conversations of a round: a router that keeps each where it began finds it there at every turn; one that
+does not needs all of them in every worker, which evicts. Where every worker has room for all, only what is new to
+a worker is saved. A first turn finds nothing but the system prompt, which both have, and each further turn all
 before it: with few turns there is little to save.
 
 Printed: time to first token (mean, over all turns) and prompt tokens that were computed (asked for and not
