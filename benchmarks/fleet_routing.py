@@ -15,9 +15,9 @@ of 6 conversations at once, of up to 9 turns and 16,000 characters, without a pa
 
 KV memory and the number of turns decide how much routing matters. 16,000 tokens are no room for all
 conversations of a round: a router that keeps each where it began finds it there at every turn; one that
-does not needs all of them in every worker, which evicts. Where every worker has room for all, only what is new to
-a worker is saved. A first turn finds nothing but the system prompt, which both have, and each further turn all
-before it: with few turns there is little to save.
+does not needs all of them in every worker, which evicts. Where every worker has room for all, only what is
+new to a worker is saved. A first turn finds nothing but the system prompt, which both have, and each
+further turn all before it: with few turns there is little to save.
 
 Printed: time to first token (mean, over all turns) and prompt tokens that were computed (asked for and not
 found in the cache, by the responses' usage), both ways, their ratio, and its 95 % interval by a bootstrap
