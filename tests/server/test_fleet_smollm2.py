@@ -83,7 +83,7 @@ def test_workers_share_the_disk_tier(tmp_path: Path) -> None:
         )
         known = metrics()["kv_disk_pages"]
         assert known > 0
-        os.kill(server.worker_pids()[int(used[1])], signal.SIGKILL)
+        os.kill(sorted(server.worker_pids())[int(used[1])], signal.SIGKILL)  # they were started in order
         wait_for(lambda: metrics()["worker_restarts_total"] == 1, 60)
         assert metrics()["router_indexed_pages"] == 0  # no memory holds it any more
         assert answer(server, 1) == first
