@@ -1,18 +1,24 @@
-"""500 requests against a real `tenfold serve`; clients hang up at random, the worker is killed twice.
+"""500 requests against a real `tenfold serve`; clients hang up at random, workers are killed and stopped.
 
     python benchmarks/chaos.py
     python benchmarks/chaos.py --model model.gguf --requests 2000 --seed 7
+    python benchmarks/chaos.py --workers 2 --requests 1000 --every 5
 
-Checked: every request whose client stayed ends in exactly one way, with a finish reason or one error; 50 of
-the answers are what the same request gives when it is sent alone afterwards; at the end nothing runs, nothing
-waits, every page is free, and the worker was started again as often as it was killed. Prints JSON; the exit
-code is 1 when something is violated. Linux only: the worker is found in /proc.
+One worker is killed twice, and 50 of the answers are compared. Of several workers one is killed, stopped for
+good, or stopped for some seconds, each ``--every`` seconds as long as there are requests; then no request may
+end with an error, and every answer is compared.
+
+Checked: every request whose client stayed ends in exactly one way, with a finish reason or one error; the
+answers compared are what the same request gives when it is sent alone afterwards; at the end nothing runs,
+nothing waits, every page is free, all workers are up, and one worker was started again as often as it was
+killed. Prints JSON; the exit code is 1 when something is violated. Linux only: workers are found in /proc.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -39,6 +45,10 @@ RUNNING = 16
 PAGES = 100
 """Enough for the prompts of so many requests, but not for their answers: some are put back."""
 SETTLE_S = 15.0
+PAUSE_S = 5.0
+"""A worker that was stopped for this long has lost its requests, and its life not yet."""
+SETTLE_MANY_S = 90.0
+"""One that was stopped while it started is killed late."""
 PATH = "/v1/chat/completions"
 
 
@@ -49,8 +59,11 @@ class Violation(Exception):
 class Run:
     """All requests, how each ended, and the answers of those that were served."""
 
-    def __init__(self, server: Server, requests: int, seed: int) -> None:
+    def __init__(self, server: Server, requests: int, seed: int, workers: int, every_s: float) -> None:
         self._server = server
+        self._workers = workers
+        self._every_s = every_s
+        self.faults: Counter[str] = Counter()
         self._rng = random.Random(seed)
         self._bodies = [self._body(messages) for messages in questions(requests, excerpt=150)]
         self.ends: Counter[str] = Counter()
@@ -72,7 +85,7 @@ class Run:
         """Sends everything, at most `CONCURRENCY` at once, and kills the worker on the way."""
         gate = asyncio.Semaphore(CONCURRENCY)
         async with _client(self._server) as http:
-            killing = asyncio.create_task(self._kill())
+            killing = asyncio.create_task(self._kill() if self._workers == 1 else self._disturb())
             leaves = [self._rng.random() * 2 if self._rng.random() < 0.35 else None for _ in self._bodies]
             await asyncio.gather(*(self._one(http, gate, index, at) for index, at in enumerate(leaves)))
             killing.cancel()
@@ -94,6 +107,8 @@ class Run:
         body = self._bodies[index]
         text, end = await (read_stream if body["stream"] else read_whole)(http, body)
         if end.startswith("error"):
+            if self._workers > 1:
+                raise Violation(f"it ended with {end}")
             return end
         self.answers[index] = text, end
         return "served"
@@ -112,22 +127,46 @@ class Run:
             os.kill(pid, signal.SIGKILL)
             self.killed_while_running.append(int(running))
 
+    async def _disturb(self) -> None:
+        """Something befalls a worker, again and again; one that is stopped already is left alone."""
+        stopped: set[int] = set()
+        while True:
+            await asyncio.sleep(self._every_s)
+            pids = [pid for pid in self._server.worker_pids() if pid not in stopped]
+            if not pids:
+                continue
+            pid = self._rng.choice(pids)
+            kind = self._rng.choice(("killed", "stopped", "paused"))
+            self.faults[kind] += 1
+            if kind == "killed":
+                _signal(pid, signal.SIGKILL)
+                continue
+            _signal(pid, signal.SIGSTOP)
+            if kind == "stopped":
+                stopped.add(pid)
+            else:
+                asyncio.get_running_loop().call_later(PAUSE_S, _signal, pid, signal.SIGCONT)
+
     async def repeat(self) -> int:
-        """Sends a sample of the served requests again, one at a time; returns of how many."""
-        sample = self._rng.sample(sorted(self.answers), min(SAMPLE, len(self.answers)))
+        """Sends served requests again, undisturbed, a sample or all; returns of how many."""
+        sample = sorted(self.answers)
+        if self._workers == 1:
+            sample = self._rng.sample(sample, min(SAMPLE, len(sample)))
+        gate = asyncio.Semaphore(1 if self._workers == 1 else CONCURRENCY)
         async with _client(self._server) as http:
-            for index in sample:
-                body = {**self._bodies[index], "stream": False}
-                again = await read_whole(http, body)
-                if again != self.answers[index]:
-                    self.violations.append(
-                        f"request {index}: {self.answers[index]!r} in the storm, {again!r} alone"
-                    )
+            await asyncio.gather(*(self._again(http, gate, index) for index in sample))
         return len(sample)
+
+    async def _again(self, http: httpx.AsyncClient, gate: asyncio.Semaphore, index: int) -> None:
+        async with gate:
+            again = await read_whole(http, {**self._bodies[index], "stream": False})
+        if again != self.answers[index]:
+            self.violations.append(f"request {index}: {self.answers[index]!r} in the storm, {again!r} after")
 
     def settle(self) -> dict[str, float]:
         """Waits until the server is at rest, and returns its metrics; what is left over is a violation."""
-        deadline = time.monotonic() + SETTLE_S
+        settle_s = SETTLE_S if self._workers == 1 else SETTLE_MANY_S
+        deadline = time.monotonic() + settle_s
         while True:
             metrics = self._server.metrics()
             left = {
@@ -135,15 +174,22 @@ class Run:
                 "requests_running": metrics["requests_running"],
                 "requests_waiting": metrics["requests_waiting"],
                 "kv_pages not free": metrics["kv_pages_total"] - metrics["kv_pages_free"],
+                "workers not up": self._workers
+                - sum(value for name, value in metrics.items() if 'state="up"' in name),
             }
             # Between two workers there are no pages at all.
             if metrics["kv_pages_total"] and not any(left.values()):
                 break
             if time.monotonic() > deadline:
-                self.violations.append(f"{SETTLE_S:g} s after the end there are {left}")
+                self.violations.append(f"{settle_s:g} s after the end there are {left}")
                 break
             time.sleep(0.05)
-        if metrics["worker_restarts_total"] != KILLS or len(self.killed_while_running) != KILLS:
+        if self._workers > 1:
+            if not 0 < metrics["worker_restarts_total"] <= self.faults.total():
+                self.violations.append(
+                    f"of {dict(self.faults)} came {metrics['worker_restarts_total']:g} restarts"
+                )
+        elif metrics["worker_restarts_total"] != KILLS or len(self.killed_while_running) != KILLS:
             self.violations.append(
                 f"the worker was killed {len(self.killed_while_running)} times, "
                 f"and started again {metrics['worker_restarts_total']:g} times"
@@ -207,6 +253,12 @@ def small_memory(model: str) -> int:
         checkpoint.close()
 
 
+def _signal(pid: int, number: int) -> None:
+    """To a process that may have ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 def _client(server: Server) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=server.url, timeout=120, trust_env=False)
 
@@ -219,15 +271,20 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2", help="a GGUF file, a folder, or a known name")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1, help="of requests and of when clients leave")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between faults of several workers")
     options = parser.parse_args()
-    if options.requests < 1:
-        parser.error("--requests: must be positive")
-    memory = small_memory(options.model)
-    with Server(options.model, "--max-running", str(RUNNING), "--kv-memory", str(memory)) as server:
-        run = Run(server, options.requests, options.seed)
+    if options.requests < 1 or options.workers < 1:
+        parser.error("--requests and --workers: must be positive")
+    memory = options.workers * small_memory(options.model)
+    limits = ("--max-running", str(RUNNING), "--kv-memory", str(memory), "--workers", str(options.workers))
+    with Server(options.model, *limits) as server:
+        run = Run(server, options.requests, options.seed, options.workers, options.every)
         began = time.perf_counter()
         asyncio.run(run.storm())
         storm_s = time.perf_counter() - began
+        if options.workers > 1:
+            run.settle()
         compared = asyncio.run(run.repeat())
         metrics = run.settle()
     if sum(run.ends.values()) != options.requests:
@@ -238,8 +295,11 @@ def main() -> int:
         "seed": options.seed,
         "storm_s": round(storm_s, 1),
         "ends": dict(run.ends),
+        "workers": options.workers,
         "running_when_killed": run.killed_while_running,
-        "compared_with_alone": compared,
+        "faults": dict(run.faults),
+        "moved": metrics.get("router_moved_total", 0),
+        "compared_with_undisturbed": compared,
         "preemptions": metrics["preemptions_total"],
         "worker_restarts": metrics["worker_restarts_total"],
         "kv_pages_free": metrics["kv_pages_free"],

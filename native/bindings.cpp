@@ -307,6 +307,14 @@ nb::bytes read_page(Program& program, int page) {
   return nb::bytes(program.pages().page(page), program.pages().page_bytes());
 }
 
+// The page's own bytes, [page_bytes], not a copy. The array keeps the program alive.
+nb::object view_page(nb::handle self, int page) {
+  Program& program = nb::cast<Program&>(self);
+  program.pages().check_page(page, "view_page");
+  return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>(program.pages().page(page),
+                                                                             {program.pages().page_bytes()}, self));
+}
+
 void write_page(Program& program, int page, const nb::bytes& data) {
   program.pages().check_page(page, "write_page");
   if (data.size() != program.pages().page_bytes()) throw std::invalid_argument("write_page: wrong number of bytes");
@@ -492,6 +500,7 @@ NB_MODULE(_native, m) {
           },
           "page"_a, "layer"_a, "head"_a, "values"_a)
       .def("read_page", &read_page, "page"_a)
+      .def("view_page", &view_page, "page"_a)
       .def("write_page", &write_page, "page"_a, "data"_a);
 
   bind_suffix(m);

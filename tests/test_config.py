@@ -34,12 +34,33 @@ from tenfold.protocol import EnginePlan
         ("isa", "sse2"),
         ("format", "q3"),
         ("stall_after_s", 0.0),
+        ("workers", 0),
+        ("routing", "hottest"),
     ],
 )
 def test_a_value_out_of_range_names_its_field(field: str, value: object) -> None:
     """The message says which field, which value, and what would do."""
     with pytest.raises(ValueError, match=f"{field} is .*{value}.*must be"):
         ServeConfig(model="m", **{field: value})  # type: ignore[arg-type]
+
+
+def test_workers_share_what_there_is() -> None:
+    """Each is told how many they are and that a router listens; a lone one is not; and only a lone one
+    learns."""
+    settings = ServeConfig(model="m", workers=3, kv_memory_bytes=300).engine_settings("m")
+    assert (settings.workers, settings.routed, settings.kv_memory_bytes) == (3, True, 300)
+    assert not ServeConfig(model="m").engine_settings("m").routed
+    with pytest.raises(ValueError, match="learn is given with 2 workers"):
+        ServeConfig(model="m", workers=2, learn=True, drafter="d")
+    assert "divided among 3 workers" in explain_kv(5, 300, 1000, 4, 3)
+
+
+def test_a_size_of_the_disk_tier_needs_its_folder() -> None:
+    """The message says what to give."""
+    with pytest.raises(ValueError, match="--kv-disk DIR"):
+        ServeConfig(model="m", kv_disk_bytes=1 << 30)
+    with pytest.raises(ValueError, match="kv_disk_bytes is 0"):
+        ServeConfig(model="m", kv_disk="/tmp/x", kv_disk_bytes=0)
 
 
 def test_the_name_in_the_api_is_without_the_folder() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tenfold.protocol import EnginePlan, EngineSettings
+from tenfold.router.policies import POLICIES, Policy
 
 PAGE_ROWS = 16
 """Rows of a KV page: `backends.base.PAGE_ROWS`, not imported because numpy comes with it."""
@@ -56,10 +57,19 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A folder that `tenfold train-drafter` wrote; None: drafts come from what was said before."""
     learn: bool = False
     """Keep recent answers in ``live`` in the drafter's folder, and train its head on them while serving."""
+    kv_disk: str | None = None
+    """Folder of the disk tier, in which KV pages outlive memory and restarts; None: there is none."""
+    kv_disk_bytes: int | None = None
+    """Most bytes of all files in it; None: a quarter of what is free there, up to 32 GiB."""
     tool_format: str = "auto"
     """How the model writes tool calls; auto: as its chat template shows."""
     reasoning_format: str = "auto"
     """How the model marks its reasoning; auto: as its chat template shows; none: reasoning is text."""
+    workers: int = 1
+    """Processes with an engine each; ``threads`` and ``max_running`` are of each, ``kv_memory_bytes`` is of
+    all together."""
+    routing: Policy = "cache-aware"
+    """Which worker gets a request."""
     max_queue: int = 256
     """Most requests that wait for their turn; beyond it a request is refused with 429."""
     max_body_bytes: int = 8 << 20
@@ -74,6 +84,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("threads", 0, 1024),
             ("max_batch_tokens", 1, 1 << 16),
             ("max_running", 1, 4096),
+            ("workers", 1, 256),
             ("max_queue", 0, 1 << 20),
             ("max_body_bytes", 1024, 1 << 30),
             ("stall_after_s", 0.1, 86400),
@@ -93,18 +104,31 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("speculate", SPECULATE),
             ("tool_format", TOOL_FORMATS),
             ("reasoning_format", REASONING_FORMATS),
+            ("routing", POLICIES),
         ):
             if getattr(self, field) not in choices:
                 raise ValueError(
                     f"{field} is {getattr(self, field)!r}; it must be one of {', '.join(choices)}"
                 )
 
+        if self.kv_disk_bytes is not None:
+            if self.kv_disk is None:
+                raise ValueError("kv_disk_bytes is given without kv_disk; say where with --kv-disk DIR")
+            if not 1 <= self.kv_disk_bytes <= MAX_KV_BYTES:
+                raise ValueError(
+                    f"kv_disk_bytes is {self.kv_disk_bytes}; it must be from 1 to {MAX_KV_BYTES} (1024 PiB)"
+                )
         if self.drafter is not None and self.speculate == "off":
             raise ValueError("drafter is given and speculate is off; leave one of them out")
         if self.learn and self.drafter is None:
             raise ValueError(
                 "learn is given without a drafter; train one with `tenfold train-drafter` and give it with "
                 "--drafter"
+            )
+
+        if self.learn and self.workers > 1:
+            raise ValueError(
+                f"learn is given with {self.workers} workers, and only one can learn; leave one of them out"
             )
 
     @property
@@ -126,6 +150,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             speculate=self.speculate != "off",
             drafter=self.drafter,
             learn=self.learn,
+            kv_disk=self.kv_disk,
+            kv_disk_bytes=self.kv_disk_bytes,
+            workers=self.workers,
+            routed=self.workers > 1,
         )
 
 
@@ -191,16 +219,19 @@ def plan_kv(
     return max(context_pages, min(share, max_running * context_pages, MAX_KV_PAGES))
 
 
-def explain_kv(pages: int, requested_bytes: int | None, max_context: int, max_running: int) -> str:
+def explain_kv(
+    pages: int, requested_bytes: int | None, max_context: int, max_running: int, workers: int = 1
+) -> str:
     """Why `plan_kv` chose ``pages``, for people."""
     context_pages = -(-max_context // PAGE_ROWS)
     if requested_bytes is not None:
-        return "as asked for"
+        return "as asked for" if workers == 1 else f"as asked for, divided among {workers} workers"
     if pages == context_pages:
         return "one full context, the least that is useful"
     if pages == max_running * context_pages:
         return f"{max_running} full contexts, the most that max_running can use"
-    return "a quarter of the memory that was free"
+    share = "a quarter of the memory that was free"
+    return share if workers == 1 else f"{share}, divided among {workers} workers"
 
 
 class PlanLine(msgspec.Struct, frozen=True):
@@ -239,12 +270,36 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                 else "every weight as it is in the file",
             ),
             PlanLine("isa", engine.isa, engine.isa_why),
+            PlanLine(
+                "workers",
+                str(config.workers),
+                f"{config.routing} routing; threads, kv cache and running are of each"
+                if config.workers > 1
+                else "one process with an engine",
+            ),
             PlanLine("threads", str(engine.threads), engine.threads_why),
             PlanLine("context", f"{engine.max_context} tokens", "what the model was made for"),
             PlanLine(
                 "kv cache",
                 f"{kv_size} of {engine.kv_format}, {kv_tokens} tokens",
-                explain_kv(engine.kv_pages, config.kv_memory_bytes, engine.max_context, engine.max_running),
+                explain_kv(
+                    engine.kv_pages,
+                    config.kv_memory_bytes,
+                    engine.max_context,
+                    engine.max_running,
+                    config.workers,
+                ),
+            ),
+            PlanLine(
+                "kv disk",
+                "off"
+                if config.kv_disk is None
+                else f"{format_bytes(engine.kv_disk_bytes)}, {config.kv_disk}",
+                "prompts in the cache are lost at a restart; --kv-disk DIR keeps them"
+                if config.kv_disk is None
+                else "as asked for"
+                if config.kv_disk_bytes is not None
+                else "a quarter of what is free there, up to 32 GiB",
             ),
             PlanLine("step", f"{engine.max_batch_tokens} tokens", "max_batch_tokens"),
             PlanLine("running", f"{engine.max_running} requests", "max_running"),

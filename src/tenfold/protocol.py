@@ -5,7 +5,7 @@ Everything here is a msgspec struct and travels as msgpack. This file imports no
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,6 +23,10 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     llguidance's dialect, or one in GBNF."""
     field: str = "constraint"
     """Of the client's request, as clients write it: what an error names."""
+
+
+FLUSH_S = 4.0
+"""How long a worker with a disk tier may write pages when it is told to end; its front waits for it."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +65,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     output: tuple[int, ...] = ()
     """Tokens generated already, when it is resumed: they count for max_tokens, penalties and positions."""
     eos_token_ids: tuple[int, ...] = ()
+    prefill_only: bool = False
+    """End after one token, and hand the pages of all tokens before it over: the last chunk has a
+    ``handoff``."""
+    handoff: dict[str, Any] | None = None
+    """Of the chunk of another worker: its pages are taken from there instead of computed, if they come."""
     namespace: str = ""
     """Whose traffic it is: cached prompts, and what drafters learn, are shared within a namespace alone."""
 
@@ -88,6 +97,10 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """For finish ``error``: what went wrong and what to do."""
     cached_tokens: int | None = None
     """Prompt tokens that were not computed anew; in the first chunk."""
+    handoff: dict[str, Any] | None = None
+    """Of a request that is ``prefill_only``: what another worker's `Request` must have to take over its
+    pages. It comes when the request begins to run, and holds from then on; again in the last chunk, when all
+    pages are there. None in the last chunk: they are not, or the answer ended with this token."""
     queue_ms: float | None = None
     """How long the request waited in the engine before its first step; in the first chunk."""
 
@@ -124,6 +137,38 @@ class ConstraintCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that ended with an error, as their constraint exceeded a limit on the way."""
 
 
+class TierCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the disk tier did so far, in this worker."""
+
+    pages: int
+    """Pages on disk that this worker knows of: the tier's, also what other workers wrote."""
+    page_bytes: int
+    size_bytes: int
+    """Most bytes of all its files."""
+    stored_pages: int
+    dropped_pages: int
+    """Pages that were not stored: evicted before it was their turn, or the disk refused them."""
+    restored_pages: int
+    restores: dict[str, int]
+    """Prompts whose pages were found there, by what came of it: restored, partly (some did not come, or came
+    late), failed, declined (computing is faster)."""
+    corrupt: int
+    """Reads that found something else than what had been written; its pages were computed."""
+    errors: dict[str, int]
+    """Faults of the disk, by ``read`` and ``write``."""
+
+
+class TransferCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Pages that went from one worker to another."""
+
+    exported_pages: int
+    declined: int
+    """Requests that could not be exported for want of room."""
+    imported_pages: int
+    imports: dict[str, int]
+    """Requests that came with a handoff, by what came of it: imported, partly, failed, there already."""
+
+
 class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """How loaded an engine is."""
 
@@ -143,6 +188,10 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """None: the engine has no speculator."""
     constraints: ConstraintCounts | None = None
     """None: the engine knows no constraints."""
+    tier: TierCounts | None = None
+    """None: there is no disk tier."""
+    transfer: TransferCounts | None = None
+    """None: the engine exports and imports nothing."""
     kv_sequence: int = 0
     """Number of the last `KVEvents` that were sent: by it a router notices that the newest were lost."""
 
@@ -205,6 +254,17 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Path of a folder that `tenfold train-drafter` wrote; None: what needs no training."""
     learn: bool = False
     """Keep recent answers in the drafter's folder, and train its head on them."""
+    kv_disk: str | None = None
+    """Folder of the disk tier; None: there is none."""
+    kv_disk_bytes: int | None = None
+    """Most bytes of all files in it; None: chosen from what is free there."""
+    transfer: bool = False
+    """Export and import pages: see `Request.prefill_only` and `Request.handoff`."""
+    workers: int = 1
+    """So many workers share this machine: cores (unless ``threads`` says how many) and KV memory (also
+    ``kv_memory_bytes``) are divided among them."""
+    routed: bool = False
+    """A router is to be told of pages (`KVEvents`) and of how long steps take (`StepTime`)."""
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +290,8 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_tokens: int
     max_running: int
     load_ms: float
+    kv_disk_bytes: int = 0
+    """Most bytes of the disk tier; 0: there is none."""
 
 
 class ToWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -246,6 +308,9 @@ class Generate(ToWorker, frozen=True, kw_only=True):
     """Take up a request."""
 
     request: Request
+    acknowledge: bool = False
+    """Say so before anything else is done with it, by a chunk without tokens: if the worker dies then, the
+    request was there."""
 
 
 class Abort(ToWorker, frozen=True, kw_only=True):
@@ -255,6 +320,10 @@ class Abort(ToWorker, frozen=True, kw_only=True):
     keep: int | None = None
     """The request had its end, seen in its text (a stop string): so many generated tokens are its answer, and
     may be learnt from. None: it was given up."""
+
+
+class Resync(ToWorker, frozen=True, kw_only=True):
+    """Tell all pages that there are: answered by `Pages`, at once."""
 
 
 class Shutdown(ToWorker, frozen=True, kw_only=True):
@@ -271,11 +340,36 @@ class Ready(FromWorker, frozen=True, kw_only=True):
     plan: EnginePlan
 
 
+class StepTime(msgspec.Struct, frozen=True, array_like=True):
+    """How long one step took."""
+
+    prompt_rows: int
+    """Rows of prompts: of sequences with more than one pending token."""
+    decode_rows: int
+    """Sequences that decoded."""
+    context_rows: int
+    """Cache rows that those had, all together."""
+    tokens: int
+    """That those drew: more than ``decode_rows`` where drafts stood."""
+    seconds: float
+
+
 class Chunks(FromWorker, frozen=True, kw_only=True):
-    """All news of one step. ``load`` rides along at most every 100 ms, and when the engine falls idle."""
+    """All news of one step. ``load`` rides along at most every 100 ms, when the engine falls idle, and every
+    second while it is: a worker is never silent but in a long step."""
 
     chunks: tuple[Chunk, ...] = ()
     load: LoadSnapshot | None = None
+    events: KVEvents | None = None
+    """What became of pages up to this message; to be taken up before ``load``."""
+    steps: tuple[StepTime, ...] = ()
+    """Times of some of the latest steps; with ``load`` alone."""
+
+
+class Pages(FromWorker, frozen=True, kw_only=True):
+    """The answer to `Resync`."""
+
+    snapshot: KVSnapshot
 
 
 class Refused(FromWorker, frozen=True, kw_only=True):
@@ -293,5 +387,5 @@ class Failed(FromWorker, frozen=True, kw_only=True):
     error: str
 
 
-WorkerMessage = Ready | Chunks | Refused | Failed
-FrontMessage = Start | Generate | Abort | Shutdown
+WorkerMessage = Ready | Chunks | Pages | Refused | Failed
+FrontMessage = Start | Generate | Abort | Resync | Shutdown

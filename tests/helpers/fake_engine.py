@@ -12,8 +12,18 @@ from typing import Any
 
 import msgspec
 
+from tenfold.kv.news import PageNews
 from tenfold.limits import RequestError
-from tenfold.protocol import Chunk, EngineSettings, LoadSnapshot, Request, TokenLogprob
+from tenfold.protocol import (
+    Chunk,
+    EngineSettings,
+    KVEvents,
+    KVSnapshot,
+    LoadSnapshot,
+    Request,
+    StepTime,
+    TokenLogprob,
+)
 
 VOCAB = 512
 EOS = 0
@@ -37,6 +47,10 @@ class FakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Not empty: a file; the engine makes it, and cannot be built when it is there."""
     scripts: dict[str, str] = {}
     """What is answered, in printable ASCII and one character a token, to a prompt with ``@name@`` in it."""
+    prompt_token_s: float = 0.0
+    """Time of each prompt token that is not cached, in the step that takes its request up."""
+    lose_events: int = 0
+    """The batch of `KVEvents` with this number never leaves the engine."""
     fail: str = ""
     """Not empty: the engine cannot be built, for this reason."""
 
@@ -60,6 +74,11 @@ class FakeEngine:
         self.closed = False
         self._steps = 0
         self._prompt = self._cached = self._generated = 0
+        self._routed = settings.routed
+        self._news = PageNews()
+        self._pages: dict[tuple[int | str, tuple[int, ...]], int] = {}
+        """Only where it is routed: the page that holds these tokens after that page."""
+        self._times: list[StepTime] = []
 
     def add(self, request: Request) -> None:
         if REFUSED in request.prompt:
@@ -81,6 +100,7 @@ class FakeEngine:
         return bool(self._waiting or self._running)
 
     def step(self) -> list[Chunk]:
+        began, new = time.monotonic(), 0
         while self._waiting and len(self._running) < self._max_running:
             request = self._waiting.popleft()
             self._running[request.id] = (request, list(request.output))
@@ -88,11 +108,19 @@ class FakeEngine:
                 os.kill(os.getpid(), signal.SIGKILL)
             if HANG in request.prompt:
                 time.sleep(10)
+            if self._routed:
+                rows = len(request.prompt) + len(request.output) - self._store(request)
+                time.sleep(self._config.prompt_token_s * rows)
+                new += rows
         if self._config.delay_s:
             time.sleep(self._config.delay_s)
         self._steps += 1
         chunks = [self._advance(request, output) for request, output in list(self._running.values())]
         self._generated += len(chunks)
+        if self._routed and chunks:
+            seconds = time.monotonic() - began
+            decoded = 0 if new else len(chunks)
+            self._times.append(StepTime(new, decoded, 100 * decoded, decoded, seconds))
         return chunks
 
     def _advance(self, request: Request, output: list[int]) -> Chunk:
@@ -140,6 +168,34 @@ class FakeEngine:
         text = "".join(chr(31 + token) for token in prompt if 0 < token < 96) if self._config.scripts else ""
         return next((said for name, said in self._config.scripts.items() if f"@{name}@" in text), None)
 
+    def _store(self, request: Request) -> int:
+        """Puts the prompt's pages into the cache; returns how many tokens of it were there."""
+        tokens = (*request.prompt, *request.output)
+        before: int | str = request.namespace
+        found = 0
+        for at in range(0, len(tokens) - 15, 16):
+            key = before, tokens[at : at + 16]
+            if key in self._pages:
+                found = at + 16
+            else:
+                self._pages[key] = len(self._pages)
+                self._news.stored(self._pages[key], key[1], before)
+            before = self._pages[key]
+        return found
+
+    def kv_events(self) -> KVEvents | None:
+        batch = self._news.take()
+        if batch is not None and batch.sequence == self._config.lose_events:
+            return None
+        return batch
+
+    def kv_snapshot(self) -> KVSnapshot:
+        return self._news.snapshot()
+
+    def step_times(self) -> tuple[StepTime, ...]:
+        times, self._times = tuple(self._times), []
+        return times
+
     def load(self) -> LoadSnapshot:
         return LoadSnapshot(
             running=len(self._running),
@@ -151,6 +207,7 @@ class FakeEngine:
             cached_tokens=self._cached,
             generated_tokens=self._generated,
             preemptions=0,
+            kv_sequence=self._news.sequence,
         )
 
     def check_integrity(self) -> None:

@@ -117,6 +117,11 @@ class FakeProgram:
         """Overwrites a page."""
         self._rows[page] = np.frombuffer(data, np.uint64)
 
+    def view_page(self, page: int) -> memoryview:
+        """The page's own bytes."""
+        view: memoryview = self._rows[page].data.cast("B")
+        return view
+
     def close(self) -> None:
         """Nothing to free."""
 

@@ -49,11 +49,16 @@ class ServerProcess:
 
     def worker_pid(self) -> int | None:
         """The worker's process id; None between two workers."""
-        pids = []
+        pids = self.worker_pids()
+        return pids[0] if pids else None
+
+    def worker_pids(self) -> list[int]:
+        """The process ids of all workers."""
+        pids: list[int] = []
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             with contextlib.suppress(OSError):
                 pids += [int(pid) for pid in (task / "children").read_text().split()]
-        return pids[0] if pids else None
+        return pids
 
     def kill_worker(self) -> None:
         """SIGKILL, as the system does it when memory is short."""

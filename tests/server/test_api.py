@@ -264,7 +264,7 @@ def test_models_health_ready_and_metrics(server: ServerProcess, client: openai.O
     """What monitors and clients ask for."""
     assert [model.id for model in client.models.list()] == ["fake"]
     assert client.models.retrieve("fake").id == "fake"
-    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "workers": {"w0": "up"}}
     assert httpx.get(f"{server.url}/ready").json() == {"status": "ready"}
     before = server.metric("tenfold_generated_tokens_total")
     client.completions.create(model="fake", prompt="Hi", max_tokens=9, extra_body={"ignore_eos": True})

@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from tenfold.server.flights import MAX_DEATHS_IN_ALL
 from tests.helpers import expected
 from tests.helpers.fake_engine import HANG, POISON, FakeConfig
 from tests.helpers.server_process import ServerProcess, running_server, wait_for
@@ -99,31 +100,43 @@ def test_a_request_that_kills_workers_ends_with_one_error(
     assert idle(server)
 
 
+def kill_ready_worker(server: ServerProcess) -> None:
+    """SIGKILL to a worker that has requests."""
+    wait_for(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
+    server.kill_worker()
+    wait_for(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
+
+
 def test_a_stream_that_cannot_be_saved_ends_with_one_error_event(
     start: Callable[..., ServerProcess],
 ) -> None:
-    """Killed again and again: the text so far, one error event, no [DONE]; the openai client raises."""
+    """Killed again and again, though it gets on: the text so far, one error event, no [DONE]."""
     server = start(FakeConfig(delay_s=0.005))
     lines: list[str] = []
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body(400, stream=True)) as response:
         for line in response.iter_lines():
-            if line:
-                lines.append(line)
-            if len(lines) in (20, 40):
-                server.kill_worker()
-                wait_for(lambda: server.worker_pid() is not None)
-    assert "2 workers died" in json.loads(lines[-1].removeprefix("data: "))["error"]["message"]
+            if not line:
+                continue
+            lines.append(line)
+            if len(lines) % 20 == 0:
+                kill_ready_worker(server)
+    assert (
+        f"{MAX_DEATHS_IN_ALL} workers died"
+        in json.loads(lines[-1].removeprefix("data: "))["error"]["message"]
+    )
     assert all("error" not in json.loads(line.removeprefix("data: ")) for line in lines[:-1])
     assert expected.text("abc", 1, 400).startswith("".join(map(text_of, lines[:-1])))
 
+
+def test_an_openai_client_is_told_of_a_stream_that_was_cut(start: Callable[..., ServerProcess]) -> None:
+    """An error event in mid-stream raises, and is not taken for a short answer."""
+    server = start(FakeConfig(delay_s=0.005), drain_s=0.2)
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    wait_for(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
     stream = client.completions.create(model="fake", prompt="abc", max_tokens=400, stream=True)
-    with pytest.raises(openai.APIError, match="2 workers died"):
+    with pytest.raises(openai.APIError, match="shutting down"):
         for count, _ in enumerate(stream):
-            if count in (5, 10):
-                server.kill_worker()
-                wait_for(lambda: server.worker_pid() is not None)
+            if count == 5:
+                server.process.send_signal(signal.SIGTERM)
 
 
 def test_a_worker_that_cannot_come_back_is_said_so(

@@ -13,9 +13,9 @@ import pytest
 from tenfold.config import ServeConfig
 from tenfold.protocol import EngineSettings
 from tenfold.server.flights import Flights
+from tenfold.server.host import StartError
 from tenfold.server.metrics import Metrics
 from tenfold.server.serve import serve
-from tenfold.server.supervisor import StartError
 from tenfold.worker.process import spawn_worker
 from tests.helpers.fake_engine import FakeConfig
 from tests.helpers.fake_text import load_fake_text

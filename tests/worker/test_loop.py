@@ -11,16 +11,22 @@ import pytest
 
 from tenfold.protocol import (
     Abort,
+    Chunk,
     Chunks,
     EngineSettings,
     FrontMessage,
     Generate,
+    KVSnapshot,
+    Pages,
+    PagesStored,
     Refused,
     Request,
+    Resync,
     SamplingParams,
     Shutdown,
     WorkerMessage,
 )
+from tenfold.router.names import page_names
 from tenfold.worker.framing import Channel, FrameReader, frame
 from tenfold.worker.loop import WorkerLoop
 from tests.helpers.expected import tokens
@@ -30,11 +36,11 @@ from tests.helpers.fake_engine import REFUSED, FakeConfig, FakeEngine
 class Front:
     """The other end of a loop that runs in a thread."""
 
-    def __init__(self, config: FakeConfig) -> None:
+    def __init__(self, config: FakeConfig, routed: bool = False) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(10)
         self.checks = 0
-        engine = FakeEngine(EngineSettings(model=""), config)
+        engine = FakeEngine(EngineSettings(model="", routed=routed), config)
         original = engine.check_integrity
 
         def check() -> None:
@@ -100,6 +106,59 @@ def test_steps_travel_together_and_idleness_is_reported_and_checked(front: Front
     assert message.load is not None
     assert (message.load.running, message.load.waiting, message.load.generated_tokens) == (0, 0, 10)
     assert front.checks == 2
+
+
+def test_an_idle_worker_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again and again, without a look at the books each time; and it hears what is said meanwhile."""
+    monkeypatch.setattr("tenfold.worker.loop.HEARTBEAT_S", 0.02)
+    front = Front(FakeConfig())
+    try:
+        first = front.hear()
+        for _ in range(3):
+            assert front.hear() == first
+        assert front.checks == 1
+        front.say(Shutdown())
+        front.thread.join(10)
+        assert not front.thread.is_alive()
+    finally:
+        front.socket.close()
+        front.thread.join(10)
+
+
+def test_pages_are_told_with_tokens_and_in_full_when_asked_for() -> None:
+    """Events come in the message of the step that made them, before the load that names them; a snapshot has
+    the number of the last."""
+    front = Front(FakeConfig(), routed=True)
+    try:
+        front.hear()
+        front.say(request("a", 2, tuple(range(1, 40))))
+        message = front.hear()
+        assert isinstance(message, Chunks) and message.events is not None
+        assert message.chunks and message.load is not None
+        assert message.load.kv_sequence == message.events.sequence == 1
+        names = page_names(range(1, 40), 16)
+        assert message.events.events == (PagesStored(names),)
+        while not isinstance(message := front.hear(), Chunks) or message.load is None or message.load.running:
+            pass
+        front.say(Resync())
+        while not isinstance(message := front.hear(), Pages):
+            pass
+        assert message.snapshot == KVSnapshot(sequence=1, names=names)
+    finally:
+        front.socket.close()
+        front.thread.join(10)
+
+
+def test_a_doubted_request_is_acknowledged_before_it_is_computed(front: Front) -> None:
+    """Also one that is refused: a worker that dies of it has said that it was there."""
+    front.hear()
+    for prompt in ((1, 2), (REFUSED,)):
+        front.say(msgspec.structs.replace(request("a", 1, prompt), acknowledge=True))
+        assert front.hear() == Chunks(chunks=(Chunk(id="a"),))
+        answer = front.hear()
+        assert isinstance(answer, Refused) or (isinstance(answer, Chunks) and answer.chunks[0].tokens)
+        if isinstance(answer, Chunks):
+            front.hear()
 
 
 def test_a_refused_request_is_answered_and_harms_nobody(front: Front) -> None:

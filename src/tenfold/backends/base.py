@@ -197,6 +197,14 @@ class Program(Protocol):
         ...
 
 
+class PageViews(Protocol):
+    """A program whose pages can be read and written where they lie."""
+
+    def view_page(self, page: int) -> memoryview:
+        """The page's own bytes (`ProgramInfo.page_bytes`), not a copy. They outlive `Program.close`."""
+        ...
+
+
 class UnrollBatch(msgspec.Struct, frozen=True, kw_only=True):
     """What a recurrent program drafts for: S sequences, each from its features and its newest token."""
 

@@ -199,6 +199,11 @@ class NativeProgram:
         """Overwrites a page."""
         self._core.write_page(page, data)
 
+    def view_page(self, page: int) -> memoryview:
+        """A page's own bytes, not a copy; see `tenfold.backends.base.PageViews`."""
+        view: memoryview = self._core.view_page(page).data
+        return view
+
     def set_bias(self, page: int, layer: int, head: int, values: Floats) -> None:
         """What is added to the scores of a KV head's 16 lines of a page; see `CompileOptions.kv_bias`.
 

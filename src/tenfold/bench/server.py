@@ -73,7 +73,11 @@ class Server:
 
     def worker_pid(self) -> int | None:
         """The process with the engine; None between two. Linux only."""
-        return next((pid for pid in family(self.pid) if pid != self.pid), None)
+        return next(iter(self.worker_pids()), None)
+
+    def worker_pids(self) -> list[int]:
+        """The processes with engines. Linux only."""
+        return [pid for pid in family(self.pid) if pid != self.pid]
 
     def stop(self) -> None:
         """Ends it, kindly at first; harmless when it has ended."""

@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from tenfold.cli.options import config_of, engine_options, say, speculation_options
+from tenfold.cli.options import config_of, engine_options, say, size, speculation_options
 from tenfold.config import REASONING_FORMATS, TOOL_FORMATS, ResolvedPlan
+from tenfold.router.policies import POLICIES
 
 GENERATE_MAX_TOKENS = 512
 """Of `generate`, unless it is told otherwise: a small model may well go on to its context's end."""
@@ -32,6 +33,20 @@ GENERATE_MAX_TOKENS = 512
     "torch.",
 )
 @click.option(
+    "--kv-disk",
+    metavar="DIR",
+    help="Keep KV pages in this folder too: prompts stay cached when memory is full and over a restart. "
+    "All workers share it, and several servers may. What it holds tells of prompts; the owner alone may read "
+    "it.",
+)
+@click.option(
+    "--kv-disk-size",
+    "kv_disk_bytes",
+    type=size,
+    metavar="SIZE",
+    help="Most that all files there may take, like 20GiB. Default: a quarter of what is free, up to 32GiB.",
+)
+@click.option(
     "--tool-format",
     type=click.Choice(TOOL_FORMATS),
     default="auto",
@@ -43,9 +58,28 @@ GENERATE_MAX_TOKENS = 512
     default="auto",
     help="How the model marks its reasoning, which is then apart from the answer's text; none: it is text.",
 )
+@click.option(
+    "--workers",
+    type=int,
+    default=1,
+    help="Processes with an engine each. Threads are divided among them, and KV memory, also where "
+    "--kv-memory says how much.",
+)
+@click.option(
+    "--routing",
+    type=click.Choice(POLICIES),
+    default="cache-aware",
+    help="Which of several workers gets a request; the others than cache-aware are for comparison.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(("info", "debug")),
+    default="info",
+    help="debug: also why each request went to which worker.",
+)
 @click.option("--max-queue", type=int, default=256, help="Most requests that wait; beyond it 429.")
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved plan as JSON.")
-def serve(model: str, as_json: bool, **options: Any) -> None:
+def serve(model: str, as_json: bool, log_level: str, **options: Any) -> None:
     """Serve MODEL over HTTP, with OpenAI's API.
 
     \b
@@ -54,20 +88,22 @@ def serve(model: str, as_json: bool, **options: Any) -> None:
       tenfold serve ./model.gguf --port 9000 --name my-model --kv-memory 2GiB
       tenfold serve ./Llama-3.2-1B --format q8 --host 0.0.0.0
 
-    Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /ready,
-    /metrics. Ctrl-C stops it; running requests may end first.
+    Endpoints: /v1/chat/completions, /v1/completions, /v1/messages, /v1/responses, /v1/models, /tokenize,
+    /detokenize, /health, /ready, /metrics. Ctrl-C stops it; running requests may end first. SIGHUP replaces
+    the workers one after another.
     """
     config = config_of(model, options)
     import logging
     import shlex
 
     from tenfold.checkpoint.locate import locate
+    from tenfold.server.host import StartError
     from tenfold.server.serve import serve as run
-    from tenfold.server.supervisor import StartError
     from tenfold.server.text import load_text
 
     began = time.monotonic()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+    logging.getLogger("tenfold").setLevel(log_level.upper())
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
     def ready(plan: ResolvedPlan, url: str) -> None:

@@ -5,31 +5,44 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
-from tenfold.backends.base import Program, StepOutput
+from tenfold.backends.base import PageViews, Program, StepOutput
 from tenfold.constraints.base import ConstraintError, Matchers
 from tenfold.engine.batch import BatchBuilder
+from tenfold.engine.handover import Handover
 from tenfold.engine.limits import EngineConfig, check_request
 from tenfold.engine.masks import Masks
 from tenfold.engine.scheduler import Scheduler, Work
 from tenfold.engine.sequence import Sequence
 from tenfold.engine.speculation import Speculation
+from tenfold.engine.step_times import StepTimes
 from tenfold.engine.verify import Gain, commit
 from tenfold.kv.cache import KVCache, pages_for
+from tenfold.kv.disk import DiskTier
+from tenfold.kv.imports import Imports, Transfer
+from tenfold.kv.news import PageNews
 from tenfold.kv.pages import IntegrityError
+from tenfold.kv.tier import Tier
 from tenfold.limits import RequestError
 from tenfold.protocol import (
+    FLUSH_S,
     Chunk,
     ConstraintCounts,
     FinishReason,
+    KVEvents,
+    KVSnapshot,
     LoadSnapshot,
     Request,
+    StepTime,
     TokenLogprob,
 )
 from tenfold.speculate.base import Outcome, Speculator
 
 log = logging.getLogger(__name__)
+
+SOURCE_WAIT_S = 0.002
+"""A step with nothing to compute waits so long for pages from elsewhere."""
 
 
 class AdmissionNews(TypedDict, total=False):
@@ -43,8 +56,10 @@ class Engine:
     """Serves requests with one program. It starts no thread, and one thread calls all its methods.
 
     Every request that `add` accepts ends in exactly one chunk with a finish reason, out of a later `step`.
-    What its tokens are depends on the program, the request and its seed alone; the ``speculator`` only makes
-    them come sooner.
+    What its tokens are depends on the program, the request and its seed alone; the ``speculator`` and the
+    ``disk`` only make them come sooner. With a disk the program must be a `tenfold.backends.base.PageViews`,
+    and the disk tier has threads that read and write. ``routed``: what a router is to be told is kept, until
+    it is taken.
     """
 
     def __init__(
@@ -53,6 +68,10 @@ class Engine:
         config: EngineConfig | None = None,
         speculator: Speculator | None = None,
         matchers: Matchers | None = None,
+        *,
+        disk: DiskTier | None = None,
+        transfer: Transfer | None = None,
+        routed: bool = False,
     ) -> None:
         config = EngineConfig() if config is None else config
         info = program.info
@@ -60,12 +79,23 @@ class Engine:
         max_logit_rows = min(info.max_logit_rows, max_rows)
         max_running = min(config.max_running, max_logit_rows)
         self._program = program
-        self._cache = KVCache(program)
+        self._news = PageNews() if routed else None
+        self._times = StepTimes() if routed else None
+        self._cache = KVCache(program, news=self._news)
         self._scheduler = Scheduler(self._cache, max_rows, max_logit_rows, max_running)
         self._batch = BatchBuilder(max_rows, max_logit_rows, max_running)
         self._matchers = matchers
         self._masks = Masks(max_logit_rows, info.vocab_size)
         self._speculation = None if speculator is None else Speculation(speculator, info.vocab_size)
+        self._tier = None if disk is None else Tier(self._cache, cast(PageViews, program), disk)
+        self._handover = None if transfer is None else Handover(transfer.exports, cast(PageViews, program))
+        self._imports = (
+            None
+            if transfer is None
+            else Imports(self._cache, cast(PageViews, program), transfer, info.page_bytes)
+        )
+        # A request takes another worker's pages first; the disk may have those that did not come.
+        self._scheduler.gates = [gate for gate in (self._imports, self._tier) if gate is not None]
         self._sequences: dict[str, Sequence] = {}
         # Chunks of requests that ended between two steps.
         self._ended: list[Chunk] = []
@@ -84,6 +114,10 @@ class Engine:
             stop_token = request.output[-1] if finish == "stop" else None
             self._ended.append(Chunk(id=request.id, finish=finish, stop_token=stop_token))
             return
+        if request.prefill_only and sequence.stop_after_one() and self._handover is not None:
+            self._handover.expect(sequence)
+        if request.handoff is not None and self._imports is not None:
+            self._imports.expect(request.id, request.handoff)
         self._sequences[request.id] = sequence
         self._scheduler.waiting.append(sequence)
 
@@ -99,12 +133,15 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to tell."""
-        return bool(self._sequences or self._ended)
+        return bool(self._sequences or self._ended or (self._tier is not None and self._tier.busy))
 
     def step(self) -> list[Chunk]:
         """Makes one step, and returns what is new. If the program fails, the requests of that step end with
         its error, and the others go on."""
-        speculation = self._speculation
+        speculation, tier, handover = self._speculation, self._tier, self._handover
+        for source in (self._imports, tier):
+            if source is not None and source.tick():
+                self._scheduler.unblock()
         plan = self._scheduler.plan(None if speculation is None else speculation.guess)
         chunks, self._ended = self._ended, []
         for sequence, why in plan.failed:
@@ -115,7 +152,14 @@ class Engine:
             rest = [work for work in plan.work[plan.asked :] if work.sequence not in unmasked]
             plan = plan._replace(work=asked + rest, asked=len(asked))
         if not plan.work:
+            for source in (self._imports, tier):
+                if source is not None and source.busy and not chunks:
+                    source.wait(SOURCE_WAIT_S)
+                    break
             return chunks
+        if handover is not None:
+            handover.sweep()
+            chunks += handover.begin(plan.work)
         try:
             wants_features = speculation is not None and speculation.wants_features
             batch = self._batch.build(plan.work, self._masks, wants_features)
@@ -127,7 +171,14 @@ class Engine:
             return chunks + [self._end(work.sequence, "error", why) for work in plan.work]
         step_ms = (time.perf_counter() - began) * 1000
         self._steps += 1
+        if tier is not None:
+            tier.pace.stepped(rows, step_ms / 1000)
+        shape = None if self._times is None else self._times.shape(plan.work)
         gains = self._commit(plan.work, output)
+        if self._times is not None and shape is not None:
+            self._times.add(shape, gains, step_ms / 1000)
+        if handover is not None:
+            handover.advance(plan.work)
         if speculation is not None and plan.asked:
             outcomes = [
                 Outcome(
@@ -143,9 +194,10 @@ class Engine:
             ]
             speculation.observe(outcomes, rows, step_ms)
         for gain in gains:
+            handoff = None
             if gain.finish is not None:
-                self._leave(gain.sequence, gain.finish)
-            chunks.append(self._chunk(gain, output))
+                handoff = self._leave(gain.sequence, gain.finish)
+            chunks.append(self._chunk(gain, output, handoff))
         return chunks
 
     def load(self) -> LoadSnapshot:
@@ -168,10 +220,32 @@ class Engine:
                 mask_ms=self._masks.fill_ms,
                 failures=self._masks.failures,
             ),
+            kv_sequence=0 if self._news is None else self._news.sequence,
+            tier=None if self._tier is None else self._tier.counts(),
+            transfer=None if self._imports is None else self._imports.counts(),
         )
 
+    def kv_events(self) -> KVEvents | None:
+        """What became of pages since the last call; None: nothing, or the engine is not ``routed``."""
+        return None if self._news is None else self._news.take()
+
+    def kv_snapshot(self) -> KVSnapshot:
+        """All pages that are there; none unless the engine is ``routed``. To be called after `kv_events`."""
+        return KVSnapshot(sequence=0, names=()) if self._news is None else self._news.snapshot()
+
+    def step_times(self) -> tuple[StepTime, ...]:
+        """Of some of the steps since the last call; none unless the engine is ``routed``."""
+        return () if self._times is None else self._times.take()
+
     def close(self) -> None:
-        """Frees the program and what the speculator holds; nothing may be called afterwards."""
+        """Frees the program and what the speculator holds; nothing may be called afterwards. Pages that are
+        not on disk yet are written before, for up to `tenfold.protocol.FLUSH_S`."""
+        if self._handover is not None:
+            self._handover.close()
+        if self._imports is not None:
+            self._imports.close()
+        if self._tier is not None:
+            self._tier.close(FLUSH_S)
         if self._speculation is not None:
             self._speculation.close()
         self._program.close()
@@ -179,7 +253,11 @@ class Engine:
     def check_integrity(self) -> None:
         """Raises IntegrityError unless pages, index, tables and queues agree. For tests and idle moments."""
         running, waiting = self._scheduler.running, self._scheduler.waiting
-        self._cache.check([sequence.table for sequence in running if sequence.table is not None])
+        tables = [sequence.table for sequence in running if sequence.table is not None]
+        for source in (self._imports, self._tier):
+            if source is not None:
+                tables += source.tables()
+        self._cache.check(tables)
         if [*running, *waiting] != list(self._sequences.values()):
             raise IntegrityError(
                 "the sequences that run, then wait, are not those under way in order of arrival"
@@ -233,7 +311,7 @@ class Engine:
                     self._cache.trim(sequence.table, sequence.computed)
         return gains
 
-    def _chunk(self, gain: Gain, output: StepOutput) -> Chunk:
+    def _chunk(self, gain: Gain, output: StepOutput, handoff: dict[str, Any] | None) -> Chunk:
         sequence, tokens, top = gain.sequence, tuple(gain.tokens), gain.sequence.params.logprobs
         return Chunk(
             id=sequence.id,
@@ -244,6 +322,7 @@ class Engine:
             finish=gain.finish,
             stop_token=tokens[-1] if gain.finish == "stop" else None,
             error=gain.error,
+            handoff=handoff if gain.finish == "length" else None,
             **self._admission_news(sequence),
         )
 
@@ -254,7 +333,11 @@ class Engine:
         self._leave(sequence, finish, keep)
         return Chunk(id=sequence.id, finish=finish, error=error, **self._admission_news(sequence))
 
-    def _leave(self, sequence: Sequence, finish: FinishReason, keep: int | None = None) -> None:
+    def _leave(
+        self, sequence: Sequence, finish: FinishReason, keep: int | None = None
+    ) -> dict[str, Any] | None:
+        """The sequence is gone; returns the handoff of its pages, if it has one."""
+        handoff = None if self._handover is None else self._handover.end(sequence.id)
         del self._sequences[sequence.id]
         self._scheduler.drop(sequence)
         if keep is not None:
@@ -262,6 +345,7 @@ class Engine:
             del sequence.tokens[sequence.prompt_length + keep :]
         if self._speculation is not None:
             self._speculation.end(sequence, learn=finish in ("stop", "length") or keep is not None)
+        return handoff
 
     def _admission_news(self, sequence: Sequence) -> AdmissionNews:
         """What the first chunk after the sequence's admission tells of it."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sized
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tenfold.engine.sequence import Sequence
 from tenfold.kv.cache import KVCache
@@ -49,6 +49,16 @@ Guess = Callable[[list[Sequence], int], list[Sized[int]]]
 """Drafts for sequences that decode, of at most so many tokens in all."""
 
 
+class Gate(Protocol):
+    """Who may hold the head of the queue back while pages of its prompt are on their way."""
+
+    def ready(self, id: str, tokens: Sized[int], namespace: str, reserve: int) -> bool: ...
+
+    def forget(self, id: str) -> None:
+        """It was admitted, or is gone."""
+        ...
+
+
 class Scheduler:
     """The queue and the running sequences. ``max_running`` must not be more than ``max_rows`` or
     ``max_logit_rows``."""
@@ -63,6 +73,11 @@ class Scheduler:
         self._max_running = max_running
         # The head of the queue if it did not fit: no use to try again before pages are given back.
         self._blocked: Sequence | None = None
+        self.gates: list[Gate] = []
+
+    def unblock(self) -> None:
+        """Pages were given back, by others than sequences."""
+        self._blocked = None
 
     def plan(self, guess: Guess | None = None) -> Plan:
         """Decides a step and takes the pages for it. ``guess`` is asked for drafts if anything decodes."""
@@ -87,6 +102,7 @@ class Scheduler:
         """The sequence leaves, running or waiting."""
         if sequence.table is None:
             self.waiting.remove(sequence)
+            self._forget(sequence)
         else:
             self.running.remove(sequence)
             self._give_back(sequence)
@@ -130,6 +146,11 @@ class Scheduler:
             if self._cache.can_never_hold(len(sequence.tokens)):
                 plan.failed.append((sequence, FULL))
                 return
+            if not all(
+                gate.ready(sequence.id, sequence.tokens, sequence.namespace, len(self.running))
+                for gate in self.gates
+            ):
+                return
             try:
                 opened = self._cache.open(sequence.tokens, len(self.running), sequence.namespace)
             except IntegrityError:
@@ -142,7 +163,12 @@ class Scheduler:
                 return
             self.running.append(self.waiting.popleft())
             sequence.admit(*opened)
+            self._forget(sequence)
             yield sequence
+
+    def _forget(self, sequence: Sequence) -> None:
+        for gate in self.gates:
+            gate.forget(sequence.id)
 
     def _preempt(self) -> Sequence:
         sequence = self.running.pop()

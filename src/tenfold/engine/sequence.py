@@ -96,6 +96,13 @@ class Sequence:
             self.cached_tokens_news = min(cached, self.prompt_length)
             self.queue_ms = (time.monotonic() - self.arrived) * 1000
 
+    def stop_after_one(self) -> bool:
+        """The next token is the last one drawn here. False if it would have been so anyway."""
+        if self.max_length <= len(self.tokens) + 1:
+            return False
+        self.max_length = len(self.tokens) + 1
+        return True
+
     def append(self, token: int) -> None:
         """One generated token more."""
         self.tokens.append(token)

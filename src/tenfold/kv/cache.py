@@ -8,12 +8,14 @@ evict one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from tenfold.backends.base import PAGE_ROWS, Int32s, Program
+from tenfold.kv.news import PageNews
 from tenfold.kv.pages import IntegrityError, PagePool
-from tenfold.kv.prefix import HashPage, Parent, PrefixIndex, hash_page
+from tenfold.kv.prefix import HashPage, Node, Parent, PrefixIndex, hash_page
 
 
 def pages_for(rows: int) -> int:
@@ -50,13 +52,42 @@ class PageTable:
         self.size += 1
 
 
-class KVCache:
-    """The KV pages of one program. Not thread-safe: it belongs to the engine's thread."""
+class Keeper(Protocol):
+    """Who keeps pages beyond the cache."""
 
-    def __init__(self, program: Program, hash_page: HashPage = hash_page) -> None:
+    def page_ready(self, node: Node) -> None:
+        """A page is ready: it does not change until `page_gone`."""
+        ...
+
+    def page_gone(self, node: Node) -> None:
+        """A page is evicted, and used again when this returns."""
+        ...
+
+
+class KVCache:
+    """The KV pages of one program. Not thread-safe: it belongs to the engine's thread. ``news`` is told of
+    pages that enter and leave the index."""
+
+    def __init__(
+        self, program: Program, hash_page: HashPage = hash_page, news: PageNews | None = None
+    ) -> None:
         self._program = program
         self._index = PrefixIndex(hash_page)
-        self.pool = PagePool(program.info.kv_pages, self._index.remove)
+        self.pool = PagePool(program.info.kv_pages, self._evicted)
+        self._news = news
+        self.keeper: Keeper | None = None
+
+    @property
+    def index(self) -> PrefixIndex:
+        """Which page holds what; not to be changed but by the cache."""
+        return self._index
+
+    def match(self, tokens: Sequence[int], namespace: str = "") -> PageTable:
+        """A table of the ready pages that hold the first of ``tokens``, all but the last; nothing is
+        taken."""
+        table = PageTable(namespace, pages_for(len(tokens)) + 1)
+        self._share_matching(table, tokens, len(tokens) - 1, namespace)
+        return table
 
     def open(self, tokens: Sequence[int], reserve: int, namespace: str = "") -> tuple[PageTable, int] | None:
         """A table with room for all ``tokens``, and how many first rows of it are there already (at most all
@@ -136,10 +167,14 @@ class KVCache:
                 table.pages[at] = twin.page
                 table.tail = twin
             else:
-                table.tail = self._index.insert(table.tail, held, page)
+                before, table.tail = table.tail, self._index.insert(table.tail, held, page)
                 if table.tail is None:
                     return
                 self.pool.publish(page)
+                if self._news is not None:
+                    self._news.stored(page, held, before if isinstance(before, str) else before.page)
+                if self.keeper is not None:
+                    self.keeper.page_ready(table.tail)
             table.indexed += 1
 
     def close(self, table: PageTable) -> None:
@@ -154,6 +189,8 @@ class KVCache:
         self.pool.check([table.pages.tolist() for table in tables])
         ready = self.pool.ready()
         self._index.check(ready, self.pool.evictable())
+        if self._news is not None and self._news.pages() != ready:
+            raise IntegrityError(f"news and index differ in pages {sorted(self._news.pages() ^ ready)}")
         for table in tables:
             pages = table.pages.tolist()
             if not (ready.issuperset(pages[: table.indexed]) and ready.isdisjoint(pages[table.indexed :])):
@@ -173,6 +210,13 @@ class KVCache:
             tail = node
         table.tail, table.indexed = tail, table.size
         return tail
+
+    def _evicted(self, page: int) -> None:
+        if self._news is not None:
+            self._news.removed(page)
+        node = self._index.remove(page)
+        if self.keeper is not None:
+            self.keeper.page_gone(node)
 
     def _take(self, table: PageTable, pages: int) -> None:
         for _ in range(pages):

@@ -11,7 +11,7 @@ done.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tenfold.backends.base import PAGE_ROWS
 from tenfold.kv.pages import IntegrityError
@@ -90,7 +90,7 @@ class PrefixIndex:
         insort(self._children.setdefault(parent, []), node, key=_tokens_of)
         return node
 
-    def remove(self, page: int) -> None:
+    def remove(self, page: int) -> Node:
         """Takes a page out, whose contents are about to go."""
         node = self._by_page.pop(page)
         del self._by_key[node.key]
@@ -98,6 +98,30 @@ class PrefixIndex:
         del siblings[bisect_left(siblings, node.tokens, key=_tokens_of)]
         if not siblings:
             del self._children[node.parent]
+        return node
+
+    def by_key(self, key: int) -> Node | None:
+        """The page that has this key."""
+        return self._by_key.get(key)
+
+    def children(self, parent: Parent) -> Sequence[Node]:
+        """The pages after ``parent``."""
+        return self._children.get(parent, ())
+
+    def keys_after(self, parent: Parent, tokens: Sequence[int]) -> Iterator[int]:
+        """Keys that the full pages of ``tokens`` have, one after another behind ``parent``."""
+        key = self._root(parent)
+        for at in range(0, len(tokens) - PAGE_ROWS + 1, PAGE_ROWS):
+            key = self._hash(key, tuple(tokens[at : at + PAGE_ROWS]))
+            yield key
+
+    def nodes(self) -> Iterator[Node]:
+        """All pages, every one after the page that it follows."""
+        level: list[Parent] = [parent for parent in self._children if isinstance(parent, str)]
+        while level:
+            found = [node for parent in level for node in self.children(parent)]
+            yield from found
+            level = [*found]
 
     def check(self, ready: set[int], evictable: Sequence[int]) -> None:
         """Raises IntegrityError unless the index holds exactly the ``ready`` pages, each under its key and
@@ -121,9 +145,11 @@ class PrefixIndex:
             raise IntegrityError("the index's three views have different sizes")
 
     def _key(self, parent: Parent, tokens: Tokens) -> int:
+        return self._hash(self._root(parent), tokens)
+
+    def _root(self, parent: Parent) -> int:
         # Not Python's hash of the namespace: that of a string differs from process to process.
-        root = parent.key if isinstance(parent, Node) else self._hash(0, tuple(parent.encode()))
-        return self._hash(root, tokens)
+        return parent.key if isinstance(parent, Node) else self._hash(0, tuple(parent.encode()))
 
 
 def _common(one: Iterable[int], other: Iterable[int]) -> int:

@@ -94,6 +94,10 @@ class Books:
         self.usable[slot] = False
         self.capacity[slot] = 0.0
 
+    def expect(self, factor: float) -> None:
+        """From now on steps are expected to take so many times as long."""
+        self.slow = np.clip(self.slow / factor, 1.0, 100.0)
+
     def wait(self, now: float) -> Floats:
         """Seconds until a prompt sent now would be begun. Work that is late is taken to need as long again as
         it is late."""

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from tenfold.protocol import KVEvents, KVSnapshot, LoadSnapshot
 from tenfold.router.base import (
@@ -114,6 +115,18 @@ class Router:
         known.draining = True
         self._books.usable[known.slot] = False
 
+    def undrain(self, worker: str) -> None:
+        """New requests go there again, unless it is silent."""
+        known = self._workers[worker]
+        known.draining = False
+        self._books.usable[known.slot] = not known.silent
+
+    def set_timing(self, timing: WorkerTiming) -> None:
+        """Cost curves that were measured in the meantime. How much slower than expected a worker is, is told
+        anew by what is expected now."""
+        self._books.expect(timing.token_seconds / self.config.timing.token_seconds)
+        self.config = replace(self.config, timing=timing)
+
     def workers(self) -> tuple[str, ...]:
         """Names of all workers."""
         return tuple(self._workers)
@@ -130,7 +143,15 @@ class Router:
         """Whether that belief is up to date, as far as can be known."""
         return self._streams.in_step(self._workers[worker].slot)
 
+    def usable(self) -> tuple[str, ...]:
+        """Names of the workers that get new requests."""
+        return tuple(name for name, known in self._workers.items() if self._books.usable[known.slot])
+
     # What workers say
+
+    def on_life(self, worker: str, now: float) -> None:
+        """It is known to live, though it said nothing: its host sees it compute."""
+        self._heard(worker, now)
 
     def on_event(self, worker: str, batch: KVEvents, now: float) -> None:
         """News of a worker's pages."""
@@ -271,7 +292,9 @@ class Router:
         worker = self._by_slot[slot]
         cost = priced.at(slot)
         config = self.config
-        patience = config.late_floor_s + config.late_factor * (cost.wait + cost.prefill)
+        # A step of others' prompts may come between any two tokens, and none is longer than a full one.
+        step = config.timing.chunk(config.timing.chunk_tokens) * float(self._books.slow[slot])
+        patience = config.late_floor_s + config.late_factor * max(cost.wait + cost.prefill, step)
         missing = max(request.prompt_tokens - int(overlap[slot]), 1)
         flight = InFlight(
             slot, request.prompt_tokens, missing, cost.prefill, now, now, patience, now + patience

@@ -78,7 +78,7 @@ class App:
         self._endpoints = {**ENDPOINTS, "/v1/responses": responses_endpoint(self._responses)}
         self._models = msgspec.json.encode({"object": "list", "data": [self._model_object()]})
         self._gets: dict[str, Callable[[], tuple[int, bytes, str]]] = {
-            "/health": lambda: (200, b'{"status":"ok"}', "application/json"),
+            "/health": self._health,
             "/ready": self._ready,
             "/metrics": lambda: (200, metrics.page(), "text/plain; version=0.0.4; charset=utf-8"),
             "/v1/models": lambda: (200, self._models, "application/json"),
@@ -129,6 +129,10 @@ class App:
             await answer_error(send, request_id, unexpected(), endpoint)
             return
         await answer(send, request_id, status, body, kind)
+
+    def _health(self) -> tuple[int, bytes, str]:
+        body = {"status": "ok", "workers": self._flights.workers()}
+        return 200, msgspec.json.encode(body), "application/json"
 
     def _ready(self) -> tuple[int, bytes, str]:
         reason = self._flights.not_ready()

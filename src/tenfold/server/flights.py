@@ -1,7 +1,7 @@
-"""Requests between their acceptance and their end, whatever happens to the worker meanwhile.
+"""Requests between their acceptance and their end, whatever happens to workers meanwhile.
 
-Who owns what: `Flights` has the table of requests in flight and is told of the worker's life by its
-supervisor; a `Flight` belongs to the HTTP handler that submitted it, which must release it. A flight ends in
+Who owns what: `Flights` has the table of requests in flight and is told by the fleet what became of them on
+the workers; a `Flight` belongs to the HTTP handler that submitted it, which must release it. A flight ends in
 exactly one way: with a chunk that has a finish reason, or with an exception from `Flight.next`.
 """
 
@@ -11,17 +11,24 @@ import asyncio
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
-from tenfold.protocol import Abort, Chunk, Chunks, EnginePlan, EngineSettings, Generate, Refused, Request
+from tenfold.protocol import Chunk, EnginePlan, EngineSettings, LoadSnapshot, Refused, Request
+from tenfold.router.policies import Policy
 from tenfold.server.errors import ApiError, broken, invalid, unavailable
+from tenfold.server.fleet import Fleet
 from tenfold.server.metrics import Metrics
 from tenfold.server.supervisor import Supervisor
 from tenfold.worker.process import ENGINE_BUILDER
 
 MAX_DEATHS = 2
-"""So many workers may die with a request in flight; then it is given up, for it may be what kills them."""
+"""So many workers may die one after another with a request in flight that got on with nothing between; then
+it is given up, for it may be what kills them. Where it got beyond the point at which a worker died, that was
+not its doing: the same rows were computed again, and did no harm."""
+MAX_DEATHS_IN_ALL = 5
+"""So many with progress between."""
 MAX_RETRY_AFTER_S = 60
 _KNOWN_ENDS = 16
 """From fewer ends no rate is to be had: the first requests of a burst end late, and then many at once."""
@@ -43,8 +50,15 @@ class Flight:
         """When its latest token arrived."""
         self.tokens: list[int] = []
         """All tokens received: what a new worker must know to carry on."""
-        self.sent = False
+        self.sent: str | None = None
+        """The id by which it was sent to a worker; None: it is on none."""
+        self.sends = 0
+        self.heard_of = False
+        """Since it was sent last: the worker has it."""
         self.deaths = 0
+        self._deaths_here = 0
+        """Since its last progress."""
+        self._tokens_at_death = 0
         self._news: list[Chunk] = []
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -70,13 +84,26 @@ class Flight:
         self._error = error
         self._wake()
 
+    def died(self) -> bool:
+        """A worker died with it. True: it is to be given up. From the second on, only a worker that was known
+        to have it counts: when several die at once, what was sent from one to the next was never there."""
+        if self.deaths and not self.heard_of:
+            return False
+        if len(self.tokens) > self._tokens_at_death:
+            self._deaths_here = 0
+        self._tokens_at_death = len(self.tokens)
+        self._deaths_here += 1
+        self.deaths += 1
+        return self._deaths_here >= MAX_DEATHS or self.deaths >= MAX_DEATHS_IN_ALL
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
 class Flights:
-    """All requests in flight, over one supervised worker."""
+    """All requests in flight, over a fleet of workers. ``drain_s``: how long a worker that is to be replaced
+    lets its requests go on."""
 
     def __init__(
         self,
@@ -86,31 +113,56 @@ class Flights:
         max_queue: int,
         stall_after_s: float,
         builder: str = ENGINE_BUILDER,
+        routing: Policy = "cache-aware",
+        drain_s: float = 5.0,
     ) -> None:
-        self._most = settings.max_running + max_queue
-        self._max_running = settings.max_running
+        self._max_running = settings.workers * settings.max_running
+        self._most = self._max_running + max_queue
+        self._drain_s = drain_s
         self._stall_after_s = stall_after_s
         self._metrics = metrics
-        self._supervisor = Supervisor(settings, self, builder)
+        self._fleet = Fleet(
+            settings,
+            self,
+            lambda name, events: Supervisor(settings, events, builder, name),
+            policy=routing,
+            hang_after_s=stall_after_s,
+        )
+        metrics.fleet = self._fleet
         self._flights: dict[str, Flight] = {}
+        self._sent: dict[str, Flight] = {}
+        """By the id they were sent with."""
+        self._waiting: dict[str, Flight] = {}
+        """On no worker, by their own id, in the order to be sent."""
+        self._started = False
+        self._rolling: asyncio.Task[None] | None = None
         self._ends: deque[float] = deque(maxlen=64)
         self._progress_at = time.monotonic()
-        self._steps = 0
         self._down: str | None = None
         self._closing: str | None = None
 
     async def start(self) -> EnginePlan:
-        """Starts the worker. Raises StartError."""
-        return await self._supervisor.start()
+        """Starts the workers. Raises StartError."""
+        plan = await self._fleet.start()
+        self._started = True
+        return plan
 
     async def ended(self) -> None:
-        """See `Supervisor.ended`."""
-        await self._supervisor.ended()
+        """See `Fleet.ended`."""
+        await self._fleet.ended()
 
     async def stop(self) -> None:
-        """Ends every flight, then the worker. Raises StartError as `Supervisor.stop` does."""
+        """Ends every flight, then the workers. Raises StartError as `Fleet.stop` does."""
+        if self._rolling is not None:
+            self._rolling.cancel()
         self.abort_all("the server is shutting down")
-        await self._supervisor.stop()
+        await self._fleet.stop()
+
+    def roll(self) -> None:
+        """Begins to replace the workers one after another; see `Fleet.roll`. Does nothing before all are
+        there, or while that goes on already."""
+        if self._started and (self._rolling is None or self._rolling.done()):
+            self._rolling = asyncio.get_running_loop().create_task(self._fleet.roll(self._drain_s))
 
     def refuse_new(self, reason: str) -> None:
         """From now on `submit` answers 503; flights go on."""
@@ -145,13 +197,15 @@ class Flights:
         flight = Flight(request, now)
         self._flights[request.id] = flight
         self._metrics.in_flight += 1
-        self._send(flight)
+        self._waiting[request.id] = flight
+        self.room()
         return flight
 
     def release(self, flight: Flight, keep: int | None = None) -> None:
         """The handler is done with it; if the engine is not, it is told. ``keep``: see `Abort`."""
-        if self._forget(flight):
-            self._supervisor.send(Abort(id=flight.request.id, keep=keep))
+        sent = flight.sent
+        if self._forget(flight) and sent is not None:
+            self._fleet.abort(sent, keep)
 
     def cancel(self, flight: Flight) -> None:
         """The client is gone."""
@@ -163,56 +217,100 @@ class Flights:
             return self._closing
         if self._down is not None:
             return f"the worker cannot be started: {self._down}"
-        if not self._supervisor.up:
-            return "the worker is starting"
+        if not self._fleet.up:
+            return "the worker is starting" if len(self._fleet.posts) == 1 else "the workers are starting"
+        if not self._fleet.answering:
+            return "no worker gets on; those that do not soon are killed and started again"
         still_s = time.monotonic() - self._progress_at
         if self._flights and still_s > self._stall_after_s:
             return f"no step for {still_s:.0f} s with {len(self._flights)} requests in flight"
         return None
 
-    def worker_ready(self, plan: EnginePlan) -> None:
-        """Whoever is in flight carries on here, from the tokens received."""
+    def workers(self) -> dict[str, str]:
+        """The state of each worker by its name, for people."""
+        return {post.name: post.state for post in self._fleet.posts}
+
+    def room(self) -> None:
+        """Those that are on no worker are sent, with the tokens received."""
+        if not self._waiting:
+            return
+        requests, flights = [], {}
+        for flight in self._waiting.values():
+            request = flight.request
+            id = request.id if not flight.sends else f"{request.id}~{flight.sends}"
+            if flight.sends:
+                request = msgspec.structs.replace(request, id=id, output=tuple(flight.tokens))
+            requests.append(request)
+            flights[id] = flight
+        # Whatever the fleet tells of them from now on, they are known by these ids.
+        doubted = {id for id, flight in flights.items() if flight.deaths}
+        for id in self._fleet.send(requests, doubted):
+            flight = flights[id]
+            flight.heard_of = False
+            del self._waiting[flight.request.id]
+            flight.sends += 1
+            flight.sent = id
+            self._sent[id] = flight
+
+    def returned(self, ids: Sequence[str], died: bool) -> None:
+        """Counts the death for all who were there; gives up on those who saw too many; sends the others."""
+        for id in ids:
+            flight = self._sent.pop(id, None)
+            if flight is None:
+                continue
+            flight.sent = None
+            self._waiting[flight.request.id] = flight
+            if died:
+                self._died(flight)
+        self.room()
+
+    def suspected(self, ids: Sequence[str]) -> None:
+        """They were taken from a worker that has died since: a death all the same."""
+        for id in ids:
+            flight = self._flights.get(id.partition("~")[0])
+            if flight is not None:
+                self._died(flight)
+
+    def ready(self) -> None:
+        """Whoever waits carries on there."""
         self._down = None
-        self._steps = 0
         self._progress_at = time.monotonic()
-        for flight in self._flights.values():
-            self._send(flight)
+        self.room()
 
-    def worker_lost(self) -> None:
-        """Counts the death for all who were there; gives up on those who saw too many."""
-        self._metrics.worker_gone()
-        self._metrics.worker_restarts += 1
-        for flight in list(self._flights.values()):
-            if flight.sent:
-                flight.sent = False
-                flight.deaths += 1
-                if flight.deaths >= MAX_DEATHS:
-                    self._end(flight, broken(f"{MAX_DEATHS} workers died while they computed this request"))
+    def load(self, worker: str, load: LoadSnapshot) -> None:
+        """For the metrics."""
+        self._metrics.loads[worker] = load
 
-    def worker_down(self, reason: str) -> None:
+    def lost(self, worker: str, planned: bool) -> None:
+        """For the metrics."""
+        self._metrics.worker_gone(worker)
+        self._metrics.worker_restarts += not planned
+
+    def down(self, reason: str) -> None:
         """Nobody can be helped for now."""
         self._down = reason
         for flight in list(self._flights.values()):
             self._end(flight, unavailable(f"the worker cannot be started: {reason}", 10))
 
-    def worker_message(self, message: Chunks | Refused) -> None:
-        """News from the worker."""
+    def refused(self, message: Refused) -> None:
+        """The request's own fault."""
+        flight = self._sent.get(message.id)
+        if flight is not None:
+            self._end(flight, invalid(message.field, message.error))
+
+    def progress(self) -> None:
+        """Some worker gets on."""
+        self._progress_at = time.monotonic()
+
+    def news(self, chunks: Sequence[Chunk]) -> None:
+        """News from a worker."""
         now = time.monotonic()
-        if isinstance(message, Refused):
-            flight = self._flights.get(message.id)
-            if flight is not None:
-                self._end(flight, invalid(message.field, message.error))
-            return
-        if message.load is not None:
-            self._metrics.load = message.load
-            if message.load.steps != self._steps:
-                self._steps = message.load.steps
-                self._progress_at = now
-        if message.chunks:
-            self._progress_at = now
-        for chunk in message.chunks:
-            flight = self._flights.get(chunk.id)
-            if flight is not None:  # else it was aborted a moment ago
+        for chunk in chunks:
+            flight = self._sent.get(chunk.id)
+            if flight is None:
+                continue  # It was aborted a moment ago.
+            flight.heard_of = True
+            if chunk.tokens or chunk.finish is not None or chunk.cached_tokens is not None:
                 self._take(flight, chunk, now)
 
     def _take(self, flight: Flight, chunk: Chunk, now: float) -> None:
@@ -231,13 +329,9 @@ class Flights:
         if chunk.finish is not None:
             self._forget(flight)
 
-    def _send(self, flight: Flight) -> None:
-        if self._supervisor.up:
-            request = flight.request
-            if flight.tokens:
-                request = msgspec.structs.replace(request, output=tuple(flight.tokens))
-            flight.sent = True
-            self._supervisor.send(Generate(request=request))
+    def _died(self, flight: Flight) -> None:
+        if flight.died():
+            self._end(flight, broken(f"{flight.deaths} workers died while they computed this request"))
 
     def _end(self, flight: Flight, error: Exception) -> None:
         self.release(flight)
@@ -246,6 +340,10 @@ class Flights:
     def _forget(self, flight: Flight) -> bool:
         if self._flights.pop(flight.request.id, None) is None:
             return False
+        self._waiting.pop(flight.request.id, None)
+        if flight.sent is not None:
+            self._sent.pop(flight.sent, None)
+            flight.sent = None
         self._metrics.in_flight -= 1
         self._ends.append(time.monotonic())
         return True

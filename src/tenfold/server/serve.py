@@ -66,7 +66,7 @@ def serve(
     on_ready: ReadyCallback,
     builder: str = ENGINE_BUILDER,
 ) -> None:
-    """Serves the model at ``path`` until SIGINT or SIGTERM.
+    """Serves the model at ``path`` until SIGINT or SIGTERM. SIGHUP replaces the workers one after another.
 
     Then it accepts nothing more, lets running requests go on for ``config.drain_s`` (a second signal cuts
     that short), and returns. Raises StartError (also later, when the supervision of the worker fails),
@@ -93,10 +93,13 @@ async def _serve(
         max_queue=config.max_queue,
         stall_after_s=config.stall_after_s,
         builder=builder,
+        routing=config.routing,
+        drain_s=config.drain_s,
     )
     stop_asked = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop_asked.set)
+    loop.add_signal_handler(signal.SIGHUP, flights.roll)
     try:
         started = await _start(flights, path, load_text, stop_asked)
         if started is None:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import subprocess
 import time
-from typing import Protocol, cast
+from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from tenfold.protocol import (
+    FLUSH_S,
     Chunks,
     EnginePlan,
     EngineSettings,
     Failed,
     FrontMessage,
+    Pages,
     Refused,
     Shutdown,
     Start,
     WorkerMessage,
 )
+from tenfold.server.host import StartError, WorkerEvents
 from tenfold.worker.framing import FrameReader, frame
 from tenfold.worker.process import spawn_worker
 
@@ -33,26 +38,6 @@ HEALTHY_AFTER_S = 10.0
 DOWN_AFTER_STARTS = 3
 """So many starts in a row that come to nothing, and the worker counts as down."""
 EXIT_GRACE_S = 1.0
-
-
-class StartError(Exception):
-    """There is no worker and there will be none: it could not build its engine (the message is its own), or
-    the supervision itself has failed."""
-
-
-class WorkerEvents(Protocol):
-    """Who is told of a worker's life. Called in the event loop, in order."""
-
-    def worker_ready(self, plan: EnginePlan) -> None:
-        """A worker, the first or a later one, takes requests; it knows none of the earlier ones."""
-
-    def worker_message(self, message: Chunks | Refused) -> None: ...
-
-    def worker_lost(self) -> None:
-        """Everything that was sent to it is forgotten; a new one is on its way."""
-
-    def worker_down(self, reason: str) -> None:
-        """Starting it again keeps failing; attempts go on, slowly."""
 
 
 class _Link(asyncio.Protocol):
@@ -86,15 +71,22 @@ class _Link(asyncio.Protocol):
 
 
 class Supervisor:
-    """Owns the worker process and the link to it."""
+    """Owns the worker process and the link to it. A `tenfold.server.host.WorkerHost`; ``name`` is for the
+    log."""
 
-    def __init__(self, settings: EngineSettings, events: WorkerEvents, builder: str) -> None:
+    def __init__(self, settings: EngineSettings, events: WorkerEvents, builder: str, name: str) -> None:
+        self._name = name
         self._settings = settings
         self._events = events
         self._builder = builder
         self._link: _Link | None = None
         self._task: asyncio.Task[None] | None = None
         self._first: asyncio.Future[EnginePlan] | None = None
+        self._again: asyncio.Future[EnginePlan] | None = None
+        """Of `restart`: the next worker."""
+        self._planned = False
+        """The worker that lives was asked to go."""
+        self._process: subprocess.Popen[bytes] | None = None
         self._last_words = ""
         self._up_since: float | None = None
         self._lived_s: float | None = None
@@ -111,6 +103,36 @@ class Supervisor:
         self._first = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._supervise())
         return await self._first
+
+    async def restart(self) -> EnginePlan:
+        """Ends the worker, killing it when it does not go by itself, and waits until the next is ready.
+        Raises StartError when starting one keeps failing; attempts go on."""
+        if self._again is None or self._again.done():
+            self._again = asyncio.get_running_loop().create_future()
+        again = self._again
+        if self.up and self._link is not None:
+            self._planned = True
+            link = self._link
+            link.send(Shutdown())
+            await asyncio.wait([link.ended], timeout=self._exit_s)
+            link.close()
+        return await again
+
+    def kill(self) -> None:
+        """SIGKILL, which reaches a stopped process too; then it is started again."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    def cpu_seconds(self) -> float | None:
+        """Of the process that lives, all its threads; None without one, or where there is no /proc."""
+        if self._process is None:
+            return None
+        try:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii")
+        except OSError:
+            return None
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     async def ended(self) -> None:
         """Waits until the supervision has ended: it was stopped, or has failed, and then `stop` raises."""
@@ -132,22 +154,28 @@ class Supervisor:
             return
         if self.up and self._link is not None:
             self._link.send(Shutdown())
-            await asyncio.wait([self._task], timeout=EXIT_GRACE_S)
+            await asyncio.wait([self._task], timeout=self._exit_s)
         if self._link is not None:
             self._link.close()
         await self._task
 
+    @property
+    def _exit_s(self) -> float:
+        """How long a worker that was told to end may take: with a disk tier it writes pages first."""
+        return EXIT_GRACE_S + (0.0 if self._settings.kv_disk is None else FLUSH_S)
+
     def received(self, message: WorkerMessage) -> None:
         """A message from the link."""
-        if isinstance(message, Chunks | Refused):
+        if isinstance(message, Chunks | Pages | Refused):
             self._events.worker_message(message)
         elif isinstance(message, Failed):
             self._last_words = message.error
         else:
             self._up_since = time.monotonic()
             self._events.worker_ready(message.plan)
-            if self._first is not None and not self._first.done():
-                self._first.set_result(message.plan)
+            for waiting in (self._first, self._again):
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(message.plan)
 
     def lost(self) -> None:
         """The link has ended."""
@@ -156,7 +184,7 @@ class Supervisor:
             self._lived_s = time.monotonic() - self._up_since
             self._up_since = None
             if not self._stopping:
-                self._events.worker_lost()
+                self._events.worker_lost(self._planned)
 
     async def _supervise(self) -> None:
         """`_keep_alive`; an exception that it did not expect ends everything, and nobody waits for ever."""
@@ -170,6 +198,9 @@ class Supervisor:
             if self._first.done():
                 raise StartError(reason) from error
             self._first.set_exception(StartError(reason))
+        finally:
+            if self._again is not None and not self._again.done():
+                self._again.cancel()
 
     async def _keep_alive(self) -> None:
         assert self._first is not None
@@ -181,12 +212,18 @@ class Supervisor:
             if not self._first.done():
                 self._first.set_exception(StartError(reason))
                 return
+            planned, self._planned = self._planned, False
+            if planned:
+                log.info("worker %s has ended as it was asked to; starting the next", self._name)
+                continue
             failed_starts = failed_starts + 1 if self._lived_s is None else 0
             short_lives = short_lives + 1 if (self._lived_s or 0) < HEALTHY_AFTER_S else 0
             delay = min(MAX_BACKOFF_S, BACKOFF_S * (2 ** (short_lives - 2))) if short_lives > 1 else 0.0
-            log.error("the worker ended (%s); starting it again in %.1f s", reason, delay)
+            log.error("worker %s ended (%s); starting it again in %.1f s", self._name, reason, delay)
             if failed_starts >= DOWN_AFTER_STARTS:
                 self._events.worker_down(reason)
+                if self._again is not None and not self._again.done():
+                    self._again.set_exception(StartError(reason))
             await asyncio.sleep(delay)
             if self._stopping:
                 return
@@ -199,6 +236,7 @@ class Supervisor:
             process, sock = spawn_worker(self._builder)
         except OSError as error:  # too many processes or files, which may pass
             return f"no process to be had: {error}"
+        self._process = process
         try:
             loop = asyncio.get_running_loop()
             _, link = await loop.create_unix_connection(lambda: _Link(self), sock=sock)
@@ -207,6 +245,7 @@ class Supervisor:
             await link.ended
         finally:
             code = await _reap(process, 0.0 if self._stopping else EXIT_GRACE_S)
+            self._process = None
         return self._last_words or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
 
 

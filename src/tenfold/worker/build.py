@@ -6,9 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from tenfold.backends.base import CompileOptions, Program, ProgramInfo
+from tenfold.backends.cores import choose_threads
 from tenfold.backends.native import NativeBackend, resolve_kv_format
 from tenfold.checkpoint.base import Checkpoint
+from tenfold.checkpoint.fingerprint import fingerprint
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
 from tenfold.checkpoint.tokenizer import load_tokenizer
@@ -17,6 +21,9 @@ from tenfold.constraints.compiler import Compiler
 from tenfold.engine.engine import Engine
 from tenfold.engine.limits import EngineConfig
 from tenfold.graph.graph import Graph
+from tenfold.kv.disk import DiskTier, default_disk_bytes, least_disk_bytes
+from tenfold.kv.identity import page_identity
+from tenfold.kv.imports import Transfer
 from tenfold.models.registry import build_graph
 from tenfold.protocol import EngineSettings
 from tenfold.speculate.base import Speculator
@@ -25,6 +32,9 @@ from tenfold.speculate.build import SpeculationSettings, build_speculator, draft
 MIN_LOGIT_ROWS = 128
 """Rows with logits that a step may have, at least: room for drafts beside the sequences that run. Each takes
 four bytes for every token of the vocabulary."""
+
+EXPORT_SHARE = 4
+"""Pages that wait for their importers may take this part of the KV memory once more, or a full context."""
 
 
 class Target(NamedTuple):
@@ -71,7 +81,16 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
         )
     else:
         target = build_target(settings)
-    return target.engine, target.program.info
+    info = target.program.info
+    return target.engine, msgspec.structs.replace(info, threads_why=own_threads(settings)[1])
+
+
+def own_threads(settings: EngineSettings) -> tuple[int, str]:
+    """Threads of this worker, and why so many: as asked for, else its share of the cores."""
+    threads, why = choose_threads(settings.threads)
+    if settings.threads or settings.workers == 1:
+        return threads, why
+    return max(1, threads // settings.workers), f"{threads} ({why}), divided among {settings.workers} workers"
 
 
 def build_target(
@@ -86,9 +105,10 @@ def build_target(
     try:
         graph = build_graph(checkpoint.config)
         check_kv_memory(settings.kv_memory_bytes, total_memory())
+        asked = settings.kv_memory_bytes
         pages = plan_kv(
-            settings.kv_memory_bytes,
-            available_memory(),
+            None if asked is None else asked // settings.workers,
+            available_memory() // settings.workers,
             kv_page_bytes(graph, resolve_kv_format(settings.kv_format, settings.format)),
             graph.max_context,
             settings.max_running,
@@ -98,7 +118,7 @@ def build_target(
             graph,
             checkpoint,
             CompileOptions(
-                threads=settings.threads,
+                threads=own_threads(settings)[0],
                 isa=settings.isa,  # type: ignore[arg-type]  # the backend names what it does not know
                 format=settings.format,  # type: ignore[arg-type]
                 kv_format=settings.kv_format,  # type: ignore[arg-type]
@@ -113,4 +133,30 @@ def build_target(
     finally:
         checkpoint.close()
     config = EngineConfig(max_batch_tokens=settings.max_batch_tokens, max_running=settings.max_running)
-    return Target(Engine(program, config, made, matchers), program, graph, tapped, made)
+    disk = transfer = None
+    if settings.kv_disk is not None or settings.transfer:
+        info = program.info
+        identity = page_identity(fingerprint(path), info)
+        if settings.kv_disk is not None:
+            disk = open_tier(settings, info, identity)
+        if settings.transfer:
+            pages = max(info.kv_pages // EXPORT_SHARE, info.max_context // PAGE_ROWS + 2)
+            most_bytes = pages * info.page_bytes
+            transfer = Transfer.on_this_machine(identity, info.page_bytes, most_bytes)
+    engine = Engine(program, config, made, matchers, disk=disk, transfer=transfer, routed=settings.routed)
+    return Target(engine, program, graph, tapped, made)
+
+
+def open_tier(settings: EngineSettings, info: ProgramInfo, identity: str) -> DiskTier:
+    """The disk tier of a program. Raises ValueError for a size that is too small."""
+    assert settings.kv_disk is not None
+    root = Path(settings.kv_disk)
+    size = settings.kv_disk_bytes
+    if size is None:
+        size = default_disk_bytes(root)
+    least = least_disk_bytes(info.page_bytes, info.max_context)
+    if size < least:
+        raise ValueError(
+            f"kv_disk_bytes (--kv-disk-size) is {size} for this model; the least that is of use is {least}"
+        )
+    return DiskTier(root, identity, info.page_bytes, size)

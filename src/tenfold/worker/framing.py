@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import socket
+import time
 from typing import Generic, TypeVar
 
 import msgspec
@@ -68,9 +70,15 @@ class Channel:
         """What has arrived, without waiting. Raises EOFError when the front is gone."""
         return self._receive(socket.MSG_DONTWAIT)
 
-    def wait(self) -> list[FrontMessage]:
-        """Waits for at least one message. Raises EOFError when the front is gone."""
+    def wait(self, timeout_s: float | None = None) -> list[FrontMessage]:
+        """Waits for at least one message, but not much longer than ``timeout_s``; then there is none. Raises
+        EOFError when the front is gone."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
+            if deadline is not None:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not select.select([self._socket], (), (), left_s)[0]:
+                    return []
             messages = self._receive(0)
             if messages:
                 return messages

@@ -12,15 +12,23 @@ from tenfold.protocol import (
     Chunks,
     FrontMessage,
     Generate,
+    KVEvents,
+    KVSnapshot,
     LoadSnapshot,
+    Pages,
     Refused,
     Request,
+    Resync,
     Shutdown,
+    StepTime,
 )
 from tenfold.worker.framing import Channel
 
 LOAD_INTERVAL_S = 0.1
 """A load snapshot is sent no more often than this while the engine works."""
+
+HEARTBEAT_S = 1.0
+"""How often an idle worker says that it is there."""
 
 CHUNK_INTERVAL_S = 0.016
 """Tokens of steps that are quicker than this (a frame of a 60 Hz screen) travel together: each message wakes
@@ -28,7 +36,7 @@ the front, which shares the machine's cores with the engine. First and last toke
 
 
 class EngineLike(Protocol):
-    """What the loop needs of an engine; `tenfold.engine.engine.Engine` is one."""
+    """What whoever runs an engine needs of it; `tenfold.engine.engine.Engine` is one."""
 
     def add(self, request: Request) -> None:
         """Raises RequestError for a request that it cannot serve."""
@@ -48,15 +56,31 @@ class EngineLike(Protocol):
     def close(self) -> None: ...
 
 
+class ServedEngine(EngineLike, Protocol):
+    """What the loop needs of it: also what routers are told."""
+
+    def kv_events(self) -> KVEvents | None:
+        """What became of pages since the last call."""
+        ...
+
+    def kv_snapshot(self) -> KVSnapshot:
+        """All pages, after the events that were handed out."""
+        ...
+
+    def step_times(self) -> tuple[StepTime, ...]:
+        """Of some of the steps since the last call."""
+        ...
+
+
 class WorkerLoop:
     """Drives one engine from one channel, in one thread.
 
     While there is work it never waits for messages; when there is none it checks the engine's books, reports
-    its load and sleeps on the socket. Chunks of a step, and of quick steps, travel in one message: the front
-    wakes up once.
+    its load and sleeps on the socket, a second at a time, with a sign of life between. Chunks of a step, and
+    of quick steps, travel in one message with all else there is to tell: the front wakes up once.
     """
 
-    def __init__(self, engine: EngineLike, channel: Channel) -> None:
+    def __init__(self, engine: ServedEngine, channel: Channel) -> None:
         self._engine = engine
         self._channel = channel
         self._load_due = 0.0
@@ -76,18 +100,25 @@ class WorkerLoop:
 
     def _rest(self) -> list[FrontMessage]:
         self._engine.check_integrity()
-        self._channel.send(Chunks(load=self._engine.load()))
         self._load_due = 0.0
-        return self._channel.wait()
+        while True:
+            self._send_all(time.monotonic(), loaded=True)
+            if messages := self._channel.wait(HEARTBEAT_S):
+                return messages
 
     def _handle(self, message: FrontMessage) -> None:
         if isinstance(message, Generate):
+            if message.acknowledge:
+                self._channel.send(Chunks(chunks=(Chunk(id=message.request.id),)))
             try:
                 self._engine.add(message.request)
             except RequestError as error:
                 self._channel.send(Refused(id=message.request.id, error=str(error), field=error.field))
         elif isinstance(message, Abort):
             self._engine.abort(message.id, message.keep)
+        elif isinstance(message, Resync):
+            self._send_all(time.monotonic(), loaded=False)
+            self._channel.send(Pages(snapshot=self._engine.kv_snapshot()))
         else:
             raise RuntimeError(f"unexpected message {type(message).__name__} in a running worker")
 
@@ -97,11 +128,19 @@ class WorkerLoop:
         urgent = any(chunk.finish is not None or chunk.cached_tokens is not None for chunk in chunks)
         if not urgent and now < self._sent_at + CHUNK_INTERVAL_S:
             return
-        load = None
-        if now >= self._load_due:
-            load = self._engine.load()
+        loaded = now >= self._load_due
+        if loaded:
             self._load_due = now + LOAD_INTERVAL_S
-        if self._held or load is not None:
-            self._channel.send(Chunks(chunks=tuple(self._held), load=load))
-            self._held = []
-            self._sent_at = now
+        if self._held or loaded:
+            self._send_all(now, loaded)
+
+    def _send_all(self, now: float, loaded: bool) -> None:
+        """Everything that there is to tell, in one message. Pages first: the load has the number of their
+        newest events."""
+        engine = self._engine
+        events = engine.kv_events()
+        load = engine.load() if loaded else None
+        steps = engine.step_times() if loaded else ()
+        self._channel.send(Chunks(chunks=tuple(self._held), load=load, events=events, steps=steps))
+        self._held = []
+        self._sent_at = now

@@ -18,9 +18,9 @@ from typing import Any
 
 from tenfold.protocol import EnginePlan, EngineSettings, Failed, Ready, Start
 from tenfold.worker.framing import Channel
-from tenfold.worker.loop import EngineLike, WorkerLoop
+from tenfold.worker.loop import ServedEngine, WorkerLoop
 
-Builder = Callable[[EngineSettings], "tuple[EngineLike, Any]"]
+Builder = Callable[[EngineSettings], "tuple[ServedEngine, Any]"]
 """Builds an engine and its ProgramInfo. Raises ValueError or OSError for what the user can mend."""
 
 _PR_SET_PDEATHSIG = 1
@@ -37,7 +37,7 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
-def plan_of(settings: EngineSettings, info: Any, load_ms: float) -> EnginePlan:
+def plan_of(settings: EngineSettings, info: Any, load_ms: float, kv_disk_bytes: int = 0) -> EnginePlan:
     """What the front shall know of a compiled program (a `backends.base.ProgramInfo`)."""
     format_bytes: dict[str, int] = {}
     for weight in info.weights:
@@ -60,6 +60,7 @@ def plan_of(settings: EngineSettings, info: Any, load_ms: float) -> EnginePlan:
         max_batch_tokens=settings.max_batch_tokens,
         max_running=settings.max_running,
         load_ms=load_ms,
+        kv_disk_bytes=kv_disk_bytes,
     )
 
 
@@ -86,8 +87,14 @@ def main(fd: int, parent: int, builder_name: str) -> int:
         # What lives now lives for good: later collections need not look at it.
         gc.collect()
         gc.freeze()
-        channel.send(Ready(plan=plan_of(start.settings, info, (time.monotonic() - began) * 1e3)))
+        tier = engine.load().tier
+        load_ms = (time.monotonic() - began) * 1e3
+        channel.send(
+            Ready(plan=plan_of(start.settings, info, load_ms, 0 if tier is None else tier.size_bytes))
+        )
         WorkerLoop(engine, channel).run()
+        gc.unfreeze()
+        engine.close()
     except EOFError:
         return 0  # the front is gone, and with it everyone who wanted something
     except Exception as error:

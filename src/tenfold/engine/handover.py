@@ -1,0 +1,74 @@
+"""Requests that are prefilled here and decoded elsewhere: their pages are exported as they become ready."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tenfold.backends.base import PAGE_ROWS, PageViews
+from tenfold.engine.scheduler import Work
+from tenfold.engine.sequence import Sequence
+from tenfold.kv.segment import token_bytes
+from tenfold.kv.transfer import Exports
+from tenfold.protocol import Chunk
+
+EXPORT_PAGES = 64
+"""Most pages that a step exports of a prompt, but for its last step."""
+
+
+class Handover:
+    """Exports of one engine; owns ``exports``. All rows of a full page are the sequence's until it leaves,
+    so they are copied where they lie, by the engine's own thread, after the step that wrote them."""
+
+    def __init__(self, exports: Exports, memory: PageViews) -> None:
+        self._exports = exports
+        self._memory = memory
+        self._waiting: set[str] = set()
+        self._under_way: set[str] = set()
+
+    def expect(self, sequence: Sequence) -> None:
+        """The sequence is to be exported when it runs."""
+        self._waiting.add(sequence.id)
+
+    def begin(self, work: Iterable[Work]) -> list[Chunk]:
+        """Begins the exports of sequences that run now; each is announced by a chunk with its handoff, so
+        that its importer can read along."""
+        chunks = []
+        for sequence in [work.sequence for work in work] if self._waiting else ():
+            if sequence.id in self._waiting:
+                self._waiting.discard(sequence.id)
+                pages = len(sequence.tokens) // PAGE_ROWS
+                tokens = token_bytes(sequence.tokens[: pages * PAGE_ROWS])
+                handoff = self._exports.begin(sequence.id, sequence.namespace, tokens, pages)
+                if handoff is not None:
+                    self._under_way.add(sequence.id)
+                    chunks.append(Chunk(id=sequence.id, handoff=handoff))
+        return chunks
+
+    def advance(self, work: Iterable[Work]) -> None:
+        """Exports what a step has made ready."""
+        for sequence in [work.sequence for work in work] if self._under_way else ():
+            if sequence.id in self._under_way and sequence.table is not None:
+                first, wanted = self._exports.missing(sequence.id)
+                last = min(wanted, sequence.computed // PAGE_ROWS)
+                if sequence.pending > 1:
+                    last = min(last, first + EXPORT_PAGES)
+                if last > first:
+                    pages = sequence.table.pages[first:last].tolist()
+                    self._exports.add(sequence.id, [self._memory.view_page(page) for page in pages])
+
+    def end(self, id: str) -> dict[str, Any] | None:
+        """The request leaves; its handoff, if all its pages are in it."""
+        self._waiting.discard(id)
+        if id not in self._under_way:
+            return None
+        self._under_way.discard(id)
+        return self._exports.end(id)
+
+    def sweep(self) -> None:
+        """Gives back what importers have taken, and what they did not in time."""
+        self._exports.sweep()
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self._exports.close()

@@ -1,0 +1,219 @@
+"""Handoffs that an engine was given: their pages enter its cache before the requests are admitted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from tenfold.backends.base import PAGE_ROWS, PageViews
+from tenfold.kv.arrivals import Arrival, Arrivals
+from tenfold.kv.cache import KVCache, PageTable, pages_for
+from tenfold.kv.region import TransferError
+from tenfold.kv.segment import token_bytes
+from tenfold.kv.transfer import LONGEST_S, Exports, Handoff, MemorySource, Source
+from tenfold.protocol import TransferCounts
+
+log = logging.getLogger(__name__)
+
+READ_PAGES = 4
+"""Most pages of one read: they are waited for together."""
+
+Opener = Callable[[Handoff], Source]
+"""Opens the importer's end of one transport. Raises TransferError or OSError."""
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine needs in order to export and import pages."""
+
+    identity: str
+    """Pages of others are taken if they have the same; see `tenfold.kv.identity`."""
+    exports: Exports
+    openers: dict[str, Opener]
+    """By transport."""
+
+    @staticmethod
+    def on_this_machine(identity: str, page_bytes: int, most_bytes: int) -> Transfer:
+        """Through memory alone; ``most_bytes`` of it for pages that wait for their importers."""
+        return Transfer(
+            identity=identity,
+            exports=Exports(identity, page_bytes, most_bytes),
+            openers={"memory": MemorySource},
+        )
+
+
+class _Shipped:
+    """A parcel: consecutive pages of a source."""
+
+    def __init__(self, source: Source, first: int, pages: int) -> None:
+        self.pages = pages
+        self._source = source
+        self._first = first
+
+    def read(self, views: Sequence[memoryview]) -> int:
+        return self._source.read(self._first, views)
+
+
+class Imports:
+    """Imports of one engine. For the engine's thread; one thread of its own reads."""
+
+    def __init__(self, cache: KVCache, memory: PageViews, transfer: Transfer, page_bytes: int) -> None:
+        self._cache = cache
+        self._memory = memory
+        self._transfer = transfer
+        self._page_bytes = page_bytes
+        self._news = threading.Event()
+        self._arrivals = Arrivals(cache, "kv-import", self._news, lambda: None)
+        self._given: dict[str, Handoff] = {}
+        """Of requests that wait and whose import has not begun."""
+        self._coming: dict[str, tuple[Arrival, Source]] = {}
+        self._left: list[tuple[Arrival, Source]] = []
+        """Of requests that are gone or do not wait any more."""
+        self.imported_pages = 0
+        self.outcomes: Counter[str] = Counter()
+
+    def expect(self, id: str, handoff: dict[str, Any]) -> None:
+        """A request came with a handoff."""
+        try:
+            self._given[id] = msgspec.convert(handoff, Handoff)
+        except msgspec.ValidationError as error:
+            self._failed(f"the handoff is none: {error}")
+
+    def ready(self, id: str, tokens: Sequence[int], namespace: str, reserve: int) -> bool:
+        """Whether the request at the head of the queue need not wait (any longer) for pages."""
+        if (coming := self._coming.get(id)) is not None:
+            return coming[0].called_off
+        if (handoff := self._given.get(id)) is None:
+            return True
+        cache = self._cache
+        table = cache.match(tokens, namespace)
+        if cache.pool.available < pages_for(len(tokens)) - table.size + reserve:
+            cache.close(table)  # it cannot be admitted now either
+            return True
+        del self._given[id]
+        try:
+            source = self._open(handoff, namespace, tokens)
+        except (TransferError, OSError) as error:
+            cache.close(table)
+            self._failed(str(error))
+            return True
+        first = table.size
+        last = min(source.contents.pages, (len(tokens) - 1) // PAGE_ROWS)
+        if last <= first or not cache.extend(table, last * PAGE_ROWS):
+            cache.close(table)
+            source.close(taken=True)
+            self.outcomes["there already"] += 1
+            return True
+        arrival = self._arrival(table, source, first, last, tokens, handoff)
+        self._coming[id] = arrival, source
+        self._arrivals.start(arrival)
+        return False
+
+    def forget(self, id: str) -> None:
+        """A request was admitted, or is gone."""
+        self._given.pop(id, None)
+        if (coming := self._coming.pop(id, None)) is not None:
+            self._left.append(coming)
+            self._arrivals.cancel(coming[0])
+
+    def tick(self) -> bool:
+        """Once a step: takes in what has come. True if pages were given back."""
+        self._news.clear()
+        ended = self._arrivals.tick()
+        for arrival in ended:
+            self._end(arrival)
+        for arrival, source in (*self._coming.values(), *self._left):
+            if arrival.called_off:
+                source.cancel()
+        return bool(ended)
+
+    @property
+    def busy(self) -> bool:
+        """Whether pages are coming."""
+        return bool(self._arrivals.under_way) and not self._arrivals.stuck
+
+    def wait(self, seconds: float) -> None:
+        """Waits until the thread has news."""
+        self._news.wait(seconds)
+
+    def counts(self) -> TransferCounts:
+        """What was exported and imported so far."""
+        exports = self._transfer.exports
+        return TransferCounts(
+            exported_pages=exports.exported_pages,
+            declined=exports.declined,
+            imported_pages=self.imported_pages,
+            imports=dict(self.outcomes),
+        )
+
+    def tables(self) -> list[PageTable]:
+        """Tables of what is on its way."""
+        return [arrival.table for arrival in self._arrivals.under_way]
+
+    def close(self) -> None:
+        """Ends the thread. The cache must not be used afterwards."""
+        for _, source in (*self._coming.values(), *self._left):
+            source.cancel()
+        if self._arrivals.close(1.0):
+            for _, source in (*self._coming.values(), *self._left):
+                source.close(taken=False)
+
+    def _open(self, handoff: Handoff, namespace: str, tokens: Sequence[int]) -> Source:
+        opener = self._transfer.openers.get(handoff.transport)
+        if opener is None:
+            raise TransferError(f"the handoff's transport {handoff.transport!r} is not known here")
+        if time.time() > handoff.expires:
+            raise TransferError("the handoff came too late")
+        source = opener(handoff)
+        contents = source.contents
+        said = contents.tokens
+        fits = (
+            contents.identity == self._transfer.identity
+            and contents.page_bytes == self._page_bytes
+            and contents.namespace == namespace.encode()
+            and len(said) == 4 * PAGE_ROWS * contents.pages
+            and token_bytes(tokens[: contents.pages * PAGE_ROWS]) == said
+        )
+        if not fits:
+            source.close(taken=False)
+            raise TransferError("the pages are of another model, configuration or prompt")
+        return source
+
+    def _arrival(
+        self,
+        table: PageTable,
+        source: Source,
+        first: int,
+        last: int,
+        tokens: Sequence[int],
+        handoff: Handoff,
+    ) -> Arrival:
+        parcels = [_Shipped(source, at, min(READ_PAGES, last - at)) for at in range(first, last, READ_PAGES)]
+        views = [self._memory.view_page(page) for page in table.pages[first:].tolist()]
+        left_s = min(LONGEST_S, handoff.expires - time.time())
+        return Arrival(table, tuple(tokens[: last * PAGE_ROWS]), parcels, views, time.monotonic() + left_s)
+
+    def _end(self, arrival: Arrival) -> None:
+        for id, coming in list(self._coming.items()):
+            if coming[0] is arrival:
+                self._left.append(self._coming.pop(id))
+        for coming in list(self._left):
+            if coming[0] is arrival:
+                self._left.remove(coming)
+                coming[1].close(taken=arrival.landed == len(arrival.views))
+        self.imported_pages += arrival.landed
+        if arrival.landed == len(arrival.views):
+            self.outcomes["imported"] += 1
+        else:
+            self._failed(
+                arrival.error or "pages came late or wrong", "partly" if arrival.landed else "failed"
+            )
+
+    def _failed(self, why: str, outcome: str = "failed") -> None:
+        self.outcomes[outcome] += 1
+        log.warning("pages of another worker did not come, and are computed: %s", why)

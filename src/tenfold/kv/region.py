@@ -1,0 +1,221 @@
+"""A stretch of memory that other processes may open, with the pages of one prompt in it, in the order of its
+chain.
+
+::
+
+      0            64                     tokens_at          sums_at         pages_at
+      +------------+----------------------+------------------+---------------+--------+--------+--
+      | head       | identity, namespace  | tokens           | sums          | page 0 | page 1 |
+      +------------+----------------------+------------------+---------------+--------+--------+--
+
+The exporter writes a page and its sum, then counts it as ready in the head; an importer reads no page
+before. The memory is a memfd: it has no name that could be left behind, and is gone with the last process
+that has it open. Both sides read and write it by system calls, so that a region cut short is an error and
+not a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from struct import Struct
+from typing import Literal
+
+import msgspec
+
+from tenfold.kv.segment import page_sum
+
+State = Literal["open", "complete", "failed"]
+_STATES: tuple[State, ...] = ("open", "complete", "failed")
+_HEAD = Struct("<8sIIIIQQII")
+"""Magic, bytes of the identity, of the namespace, tokens, pages, bytes of a page, generation, pages ready,
+state."""
+_READY = Struct("<II")
+_READY_AT = _HEAD.size - _READY.size
+_MAGIC = b"TFKVREG\x01"
+_TAKEN_AT = 56
+"""The importer writes a 1 there when it needs the region no more."""
+_NAMES_AT = 64
+
+
+class TransferError(Exception):
+    """Pages did not come: whoever waited for them computes them."""
+
+
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """What a region's pages are."""
+
+    identity: str
+    namespace: bytes
+    tokens: bytes
+    """Of all its pages, as 32-bit numbers."""
+    pages: int
+    page_bytes: int
+
+    @property
+    def tokens_at(self) -> int:
+        """Offset of the tokens."""
+        return _NAMES_AT + len(self.identity.encode()) + len(self.namespace)
+
+    @property
+    def sums_at(self) -> int:
+        """Offset of the pages' checksums, XXH3-64 each."""
+        return -(-(self.tokens_at + len(self.tokens)) // 8) * 8
+
+    @property
+    def pages_at(self) -> int:
+        """Offset of the first page."""
+        return -(-(self.sums_at + 8 * self.pages) // 4096) * 4096
+
+    def page_at(self, page: int) -> int:
+        """Offset of a page."""
+        return self.pages_at + page * self.page_bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of the region."""
+        return self.page_at(self.pages)
+
+
+class Region:
+    """The exporter's side. Owns the memory."""
+
+    def __init__(self, contents: Contents) -> None:
+        """Raises OSError."""
+        self.capacity = contents.size
+        self.file = os.memfd_create("tenfold-kv", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.file, self.capacity)
+            self.renew(contents)
+        except OSError:
+            os.close(self.file)
+            raise
+
+    def renew(self, contents: Contents) -> None:
+        """Holds something else from now on, of at most ``capacity`` bytes: memory that is there already takes
+        half the time to fill. Who still reads what it held finds the new generation. Raises OSError."""
+        self.contents = contents
+        self.ready = 0
+        identity = contents.identity.encode()
+        head = _HEAD.pack(
+            _MAGIC,
+            len(identity),
+            len(contents.namespace),
+            len(contents.tokens) // 4,
+            contents.pages,
+            contents.page_bytes,
+            secrets.randbits(64),
+            0,
+            0,
+        )
+        os.pwrite(self.file, head.ljust(_NAMES_AT, b"\0") + identity + contents.namespace, 0)
+        os.pwrite(self.file, contents.tokens, contents.tokens_at)
+
+    @property
+    def path(self) -> str:
+        """Under which other processes of the same user can open it while this one lives."""
+        return f"/proc/{os.getpid()}/fd/{self.file}"
+
+    @property
+    def taken(self) -> bool:
+        """Whether an importer has all that it wanted."""
+        return os.pread(self.file, 1, _TAKEN_AT) == b"\1"
+
+    def add(self, pages: Sequence[memoryview]) -> None:
+        """Copies the next pages in, and says that they are ready. Raises OSError."""
+        contents, first = self.contents, self.ready
+        write_all(self.file, pages, contents.page_at(first))
+        sums = b"".join(page_sum(page).to_bytes(8, "little") for page in pages)
+        os.pwrite(self.file, sums, contents.sums_at + 8 * first)
+        self.ready += len(pages)
+        self.end("complete" if self.ready == contents.pages else "open")
+
+    def end(self, state: State) -> None:
+        """Says how it stands with the region."""
+        os.pwrite(self.file, _READY.pack(self.ready, _STATES.index(state)), _READY_AT)
+
+    def close(self) -> None:
+        """Gives the memory back; importers that have it open keep it."""
+        os.close(self.file)
+
+
+class Mapped:
+    """The importer's side of a region that it opened. Owns ``file``."""
+
+    def __init__(self, file: int) -> None:
+        """Raises TransferError if this is none."""
+        self.file = file
+        head = os.pread(file, _HEAD.size, 0)
+        if len(head) < _HEAD.size or not head.startswith(_MAGIC):
+            raise TransferError("what the handoff names is no region of pages")
+        _, named, spaced, tokens, pages, page_bytes, self._generation, _, _ = _HEAD.unpack(head)
+        names = os.pread(file, named + spaced, _NAMES_AT)
+        at = _NAMES_AT + named + spaced
+        self.contents = Contents(
+            identity=names[:named].decode(errors="replace"),
+            namespace=names[named:],
+            tokens=os.pread(file, 4 * tokens, at),
+            pages=pages,
+            page_bytes=page_bytes,
+        )
+        if os.fstat(file).st_size < self.contents.size:
+            raise TransferError("the region is cut short")
+
+    def progress(self) -> tuple[int, State]:
+        """Pages that are ready, and how it stands. Raises TransferError if the region holds something else by
+        now."""
+        *_, generation, ready, state = _HEAD.unpack(os.pread(self.file, _HEAD.size, 0))
+        if generation != self._generation:
+            raise TransferError("the exporter has given the region up")
+        return ready, _STATES[min(state, len(_STATES) - 1)]
+
+    def sums(self, first: int, count: int) -> bytes:
+        """Checksums of pages."""
+        return os.pread(self.file, 8 * count, self.contents.sums_at + 8 * first)
+
+    def read(self, first: int, pages: Sequence[memoryview]) -> int:
+        """Copies ready pages out; returns how many, from the first on, are what was put in. Raises
+        TransferError as `progress` does."""
+        buffers = list(pages)
+        offset = self.contents.page_at(first)
+        while buffers:
+            read = os.preadv(self.file, buffers, offset)
+            if not read:
+                break
+            offset += read
+            while buffers and read >= len(buffers[0]):
+                read -= len(buffers.pop(0))
+            if read:
+                buffers[0] = buffers[0][read:]
+        good = right(pages[: len(pages) - len(buffers)], self.sums(first, len(pages)))
+        self.progress()
+        return good
+
+    def take(self) -> None:
+        """Tells the exporter that the region is needed no more."""
+        os.pwrite(self.file, b"\1", _TAKEN_AT)
+
+    def close(self) -> None:
+        """Gives the file back."""
+        os.close(self.file)
+
+
+def right(pages: Sequence[memoryview], sums: bytes) -> int:
+    """How many pages, from the first on, have their checksum."""
+    for i, page in enumerate(pages):
+        if page_sum(page).to_bytes(8, "little") != sums[8 * i : 8 * i + 8]:
+            return i
+    return len(pages)
+
+
+def write_all(file: int, pages: Sequence[memoryview], offset: int) -> None:
+    """Writes buffers one after another. Raises OSError."""
+    buffers = list(pages)
+    while buffers:
+        written = os.pwritev(file, buffers, offset)
+        offset += written
+        while buffers and written >= len(buffers[0]):
+            written -= len(buffers.pop(0))
+        if written:
+            buffers[0] = buffers[0][written:]

@@ -1,0 +1,225 @@
+"""Pages between machines: regions (`tenfold.kv.region`) served over TCP.
+
+Both sides prove that they know the secret before anything else is said: HMAC-SHA-256 over the other's nonce.
+What follows is neither secret nor proof against someone who changes it on the way (checksums find accidents
+alone), so this belongs on a network of one's own. Frames are four bytes of length and a body; all numbers
+little-endian::
+
+    server                                           client
+    nonce (32)                                 ->
+                                               <-    nonce (32), proof (32), key of the region
+    proof (32), contents as msgpack            ->
+                                               <-    first page, pages (or TAKEN, 0)
+    checksums, when the pages are ready        ->
+    the pages, not framed                      ->    ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Any
+
+import msgspec
+
+from tenfold.kv.region import Contents, Mapped, Region, TransferError, right
+from tenfold.kv.transfer import LEASE_S, STALL_S, Handoff, await_pages
+
+log = logging.getLogger(__name__)
+
+LEAST_SECRET = 16
+"""Bytes of a secret."""
+MOST_CONNECTIONS = 64
+_LENGTH = Struct("<I")
+_ASK = Struct("<II")
+_TAKEN = 0xFFFFFFFF
+_NONCE = 32
+_PROOF = 32
+_MOST_FRAME = 64 << 20
+
+
+def _proof(secret: bytes, who: bytes, *said: bytes) -> bytes:
+    return hmac.new(secret, who + b"".join(said), hashlib.sha256).digest()
+
+
+def _send(sock: socket.socket, body: bytes) -> None:
+    sock.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def _fill(sock: socket.socket, view: memoryview) -> None:
+    while view:
+        count = sock.recv_into(view)
+        if not count:
+            raise TransferError("the other side closed the connection")
+        view = view[count:]
+
+
+def _receive(sock: socket.socket) -> bytes:
+    length = bytearray(_LENGTH.size)
+    _fill(sock, memoryview(length))
+    (size,) = _LENGTH.unpack(length)
+    if size > _MOST_FRAME:
+        raise TransferError(f"a frame of {size} bytes was announced; the limit is {_MOST_FRAME}")
+    body = bytearray(size)
+    _fill(sock, memoryview(body))
+    return bytes(body)
+
+
+def _check_secret(secret: bytes) -> bytes:
+    if len(secret) < LEAST_SECRET:
+        raise ValueError(f"the secret has {len(secret)} bytes; it must have {LEAST_SECRET} or more")
+    return secret
+
+
+class PageServer:
+    """Serves the regions of one engine to importers elsewhere. Owns its socket and threads."""
+
+    def __init__(self, secret: bytes, host: str, port: int = 0) -> None:
+        """Raises OSError, and ValueError for a secret that is too short."""
+        self._secret = _check_secret(secret)
+        self._socket = socket.create_server((host, port))
+        self.host, self.port = host, int(self._socket.getsockname()[1])
+        self._files: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._room = threading.Semaphore(MOST_CONNECTIONS)
+        threading.Thread(target=self._accept, name="kv-server", daemon=True).start()
+
+    def offer(self, region: Region) -> tuple[dict[str, Any], Callable[[], None]]:
+        """See `tenfold.kv.transfer.Exports`."""
+        key = secrets.token_hex(16)
+        with self._lock:
+            self._files[key] = os.dup(region.file)
+
+        def retract() -> None:
+            with self._lock:
+                os.close(self._files.pop(key))
+
+        return {"transport": "tcp", "host": self.host, "port": self.port, "key": key}, retract
+
+    def close(self) -> None:
+        """Takes no more connections; those there are end with their regions."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                return
+            if not self._room.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._serve, args=(sock,), name="kv-serving", daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            with sock:
+                sock.settimeout(STALL_S)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._talk(sock)
+        except (TransferError, OSError) as error:
+            log.info("serving pages ended: %s", error)
+        finally:
+            self._room.release()
+
+    def _talk(self, sock: socket.socket) -> None:
+        nonce = secrets.token_bytes(_NONCE)
+        _send(sock, nonce)
+        hello = _receive(sock)
+        theirs, proof, key = hello[:_NONCE], hello[_NONCE : _NONCE + _PROOF], hello[_NONCE + _PROOF :]
+        if not hmac.compare_digest(proof, _proof(self._secret, b"client", nonce, theirs, key)):
+            raise TransferError("a client does not know the secret")
+        with self._lock:
+            held = self._files.get(key.decode(errors="replace"))
+            file = None if held is None else os.dup(held)
+        answer = _proof(self._secret, b"server", theirs, nonce)
+        if file is None:
+            _send(sock, answer)
+            raise TransferError("a client asked for a region that is not there")
+        try:
+            region = Mapped(file)
+            _send(sock, answer + msgspec.msgpack.encode(region.contents))
+            sock.settimeout(LEASE_S)
+            while True:
+                first, count = _ASK.unpack(_receive(sock))
+                if first == _TAKEN:
+                    region.take()
+                    return
+                if first + count > region.contents.pages:
+                    raise TransferError("a client asked for pages that are not there")
+                await_pages(region.progress, first + count, time.time() + LEASE_S)
+                _send(sock, region.sums(first, count))
+                at, end = region.contents.page_at(first), region.contents.page_at(first + count)
+                while at < end:
+                    at += os.sendfile(sock.fileno(), file, at, end - at)
+        finally:
+            os.close(file)
+
+
+class TcpSource:
+    """Reads a region of another machine; see `tenfold.kv.transfer.Source`."""
+
+    def __init__(self, handoff: Handoff, secret: bytes) -> None:
+        """Raises TransferError, OSError."""
+        self._expires = handoff.expires
+        self._socket = socket.create_connection((handoff.host, handoff.port), timeout=STALL_S)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.contents = self._greet(handoff.key.encode(), _check_secret(secret))
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def read(self, first: int, views: Sequence[memoryview]) -> int:
+        """See `tenfold.kv.transfer.Source`."""
+        left = self._expires - time.time()
+        if left <= 0:
+            raise TransferError("the exporter is late")
+        self._socket.settimeout(min(left, STALL_S))
+        self._socket.sendall(_LENGTH.pack(_ASK.size) + _ASK.pack(first, len(views)))
+        sums = _receive(self._socket)
+        for view in views:
+            _fill(self._socket, view)
+        return right(views, sums)
+
+    def cancel(self) -> None:
+        """See `tenfold.kv.transfer.Source`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self, taken: bool) -> None:
+        """See `tenfold.kv.transfer.Source`."""
+        with self._socket:
+            if taken:
+                with contextlib.suppress(OSError):
+                    _send(self._socket, _ASK.pack(_TAKEN, 0))
+
+    def _greet(self, key: bytes, secret: bytes) -> Contents:
+        theirs, nonce = _receive(self._socket), secrets.token_bytes(_NONCE)
+        _send(self._socket, nonce + _proof(secret, b"client", theirs, nonce, key) + key)
+        answer = _receive(self._socket)
+        if not hmac.compare_digest(answer[:_PROOF], _proof(secret, b"server", nonce, theirs)):
+            raise TransferError("the server does not know the secret")
+        if len(answer) == _PROOF:
+            raise TransferError("the exporter has given the region up")
+        try:
+            return msgspec.msgpack.decode(answer[_PROOF:], type=Contents)
+        except msgspec.DecodeError as error:
+            raise TransferError(f"the server says what is no region: {error}") from None
+
+
+def opener(secret: bytes) -> Callable[[Handoff], TcpSource]:
+    """For `tenfold.kv.imports.Imports.openers`. Raises ValueError for a secret that is too short."""
+    _check_secret(secret)
+    return lambda handoff: TcpSource(handoff, secret)

@@ -1,0 +1,351 @@
+"""Pages from one engine to another: the same answers, whatever becomes of the pages on their way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+from msgspec.structs import replace
+
+from tenfold.engine.engine import Engine
+from tenfold.engine.limits import EngineConfig
+from tenfold.kv.imports import Opener, Transfer
+from tenfold.kv.region import Contents, TransferError
+from tenfold.kv.segment import token_bytes
+from tenfold.kv.tcp import PageServer, TcpSource, opener
+from tenfold.kv.transfer import Exports, Handoff, MemorySource, await_pages
+from tenfold.protocol import Chunk, Request, TransferCounts
+from tests.helpers.fake_program import FakeProgram
+from tests.helpers.requests import Outcome, request, run
+from tests.kv.test_tier import alone, prompt
+
+PAGE = 128
+SECRET = b"sixteen or more bytes"
+
+
+def coming(engine: Engine) -> bool:
+    """Whether pages are on their way, wanted or not."""
+    return engine._imports is not None and bool(engine._imports.tables())
+
+
+class Pair:
+    """Two engines, and what connects them."""
+
+    def __init__(
+        self, transport: str, most_bytes: int = 1 << 20, lease_s: float = 30.0, **pages: int
+    ) -> None:
+        self.server = PageServer(SECRET, "127.0.0.1") if transport == "tcp" else None
+        offer = None if self.server is None else self.server.offer
+        openers: dict[str, Opener] = {"memory": MemorySource, "tcp": opener(SECRET)}
+        self.exports = Exports("same", PAGE, most_bytes, offer, lease_s)
+        config = EngineConfig(max_batch_tokens=32)
+        self.one = Engine(
+            FakeProgram(kv_pages=pages.get("one", 64)),
+            config,
+            transfer=Transfer(identity="same", exports=self.exports, openers=openers),
+        )
+        self.two = Engine(
+            FakeProgram(kv_pages=pages.get("two", 64)),
+            config,
+            transfer=Transfer(identity="same", exports=Exports("same", PAGE, 0), openers=openers),
+        )
+
+    def prefill(self, one: Request) -> list[Chunk]:
+        """The chunks of a prefill."""
+        self.one.add(replace(one, prefill_only=True))
+        chunks: list[Chunk] = []
+        while self.one.has_work:
+            chunks += self.one.step()
+            self.one.check_integrity()
+        return chunks
+
+    def decode(self, one: Request, first: Chunk | None, handoff: dict[str, Any] | None) -> Outcome:
+        """What becomes of the request in the second engine."""
+        tokens = () if first is None else first.tokens
+        found = run(self.two, [replace(one, output=tokens, handoff=handoff)])[one.id]
+        return Outcome(tokens=[*tokens, *found.tokens], finish=found.finish, cached=found.cached)
+
+    def counts(self) -> TransferCounts:
+        """Of the second engine."""
+        counts = self.two.load().transfer
+        assert counts is not None
+        return counts
+
+    def close(self) -> None:
+        """Ends all."""
+        self.one.close()
+        self.two.close()
+        if self.server is not None:
+            self.server.close()
+
+
+@pytest.fixture(params=["memory", "tcp"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Two engines for each transport."""
+    made = Pair(request.param)
+    yield made
+    made.close()
+
+
+ASKED = request("a", prompt(1), max_tokens=20, ignore_eos=True)
+
+
+def test_a_request_goes_on_elsewhere(pair: Pair) -> None:
+    """Prefilled here, decoded there: the text of one engine, all full pages taken, nothing kept."""
+    chunks = pair.prefill(ASKED)
+    assert [len(chunk.tokens) for chunk in chunks] == [0, 1]
+    assert chunks[-1].finish == "length"
+    found = pair.decode(ASKED, chunks[-1], chunks[-1].handoff)
+    law = alone(ASKED)
+    assert (found.tokens, found.finish, found.cached) == (law.tokens, law.finish, [96])
+    assert (pair.counts().imported_pages, pair.counts().imports) == (6, {"imported": 1})
+    deadline = time.monotonic() + 30
+    while pair.exports.bytes and time.monotonic() < deadline:
+        pair.exports.sweep()
+    assert pair.exports.bytes == 0
+    assert pair.one.load().pages_free == 64
+
+
+def test_pages_are_read_while_they_are_made(pair: Pair) -> None:
+    """The handoff of the first chunk will do: pages come as they become ready, and without a first token the
+    second engine draws it."""
+    pair.one.add(replace(ASKED, prefill_only=True))
+    (early,) = pair.one.step()
+    assert early.handoff is not None
+    pair.one.step()
+    pair.two.add(replace(ASKED, handoff=early.handoff))
+    deadline = time.monotonic() + 60
+    while not pair.two._cache.index.by_key(next(pair.two._cache.index.keys_after("", ASKED.prompt))):
+        assert not pair.two.step()
+        pair.two.check_integrity()
+        assert time.monotonic() < deadline
+    assert pair.one.has_work
+    while pair.one.has_work:
+        pair.one.step()
+    found = run(pair.two, (), {"a": Outcome()})["a"]
+    law = alone(ASKED)
+    assert (found.tokens, found.cached) == (law.tokens, [96])
+
+
+def test_an_exporter_that_gives_up_costs_what_was_missing(pair: Pair) -> None:
+    """Aborted amid its prefill: the pages that came are used, the others computed."""
+    pair.one.add(replace(ASKED, prefill_only=True))
+    (early,) = pair.one.step()
+    pair.one.abort("a")
+    pair.one.step()
+    found = pair.decode(ASKED, None, early.handoff)
+    assert found.tokens == alone(ASKED).tokens
+    assert pair.counts().imports == {"failed": 1}
+
+
+@pytest.mark.parametrize("page", [0, 3])
+def test_a_corrupt_page_is_computed(pair: Pair, page: int) -> None:
+    """No page whose checksum is wrong enters the cache, nor any after it."""
+    chunks = pair.prefill(ASKED)
+    (export,) = pair.exports._lent
+    at = export.region.contents.page_at(page) + 7
+    byte = os.pread(export.region.file, 1, at)
+    os.pwrite(export.region.file, bytes([byte[0] ^ 1]), at)
+    found = pair.decode(ASKED, chunks[-1], chunks[-1].handoff)
+    assert found.tokens == alone(ASKED).tokens
+    assert found.cached == [16 * page]
+    assert pair.counts().imports == {"partly" if page else "failed": 1}
+
+
+BAD: list[dict[str, Any]] = [
+    {},
+    {"transport": 3},
+    {"transport": "pigeon", "expires": 1e12},
+    {"transport": "memory", "path": "/etc/passwd", "expires": 1e12},
+    {"transport": "memory", "path": f"/proc/{os.getpid()}/fd/99999", "expires": 1e12},
+    {"transport": "memory", "path": f"/proc/{os.getpid()}/fd/0", "expires": 1e12},
+    {"transport": "tcp", "host": "127.0.0.1", "port": 1, "key": "x", "expires": 1e12},
+    {"transport": "memory", "unknown": 1, "expires": 1e12},
+]
+
+
+@pytest.mark.parametrize("handoff", BAD)
+def test_a_handoff_that_is_none_is_no_error(handoff: dict[str, Any]) -> None:
+    """Whatever a handoff says, the request is answered."""
+    made = Pair("memory")
+    assert made.decode(ASKED, None, handoff).tokens == alone(ASKED).tokens
+    assert made.counts().imports == {"failed": 1}
+    made.close()
+
+
+def test_pages_of_something_else_are_refused(pair: Pair) -> None:
+    """Another prompt, another namespace, another model: nothing is taken."""
+    chunks = pair.prefill(ASKED)
+    other = request("b", prompt(2), max_tokens=20)
+    assert pair.decode(other, None, chunks[-1].handoff).tokens == alone(other).tokens
+    spaced = replace(ASKED, id="c", namespace="other")
+    assert pair.decode(spaced, None, chunks[-1].handoff).cached == [0]
+    assert pair.counts().imports == {"failed": 2}
+    assert pair.counts().imported_pages == 0
+
+
+def test_a_lease_ends(pair: Pair) -> None:
+    """A region that nobody takes is given back when its time is over, and who comes then computes."""
+    pair.exports._lease_s = 0.0
+    chunks = pair.prefill(ASKED)
+    pair.exports.sweep()
+    assert pair.exports.bytes == 0
+    assert pair.decode(ASKED, chunks[-1], chunks[-1].handoff).tokens == alone(ASKED).tokens
+    assert pair.counts().imports == {"failed": 1}
+
+
+def test_without_room_nothing_is_exported() -> None:
+    """Regions are bounded; a prefill beyond it has no handoff, and its request is computed anew."""
+    made = Pair("memory", most_bytes=8192)
+    chunks = [made.prefill(replace(ASKED, id=str(n)))[-1] for n in range(3)]
+    assert [chunk.handoff is not None for chunk in chunks] == [True, False, False]
+    assert made.exports.declined == 2
+    assert made.decode(ASKED, chunks[2], None).tokens == alone(ASKED).tokens
+    made.close()
+
+
+def test_an_answer_of_one_token_needs_no_handoff(pair: Pair) -> None:
+    """Where the first token is the last, by its number or as a stop, nothing is handed over."""
+    assert pair.prefill(replace(ASKED, params=replace(ASKED.params, max_tokens=1)))[-1].handoff is None
+    law = alone(ASKED)
+    stops = replace(ASKED, params=replace(ASKED.params, stop_token_ids=(law.tokens[0],)))
+    last = pair.prefill(stops)[-1]
+    assert (last.finish, last.handoff) == ("stop", None)
+
+
+def test_who_does_not_know_the_secret_gets_nothing() -> None:
+    """Neither side talks to one that cannot prove itself."""
+    made = Pair("tcp")
+    handoff = Handoff(**(made.prefill(ASKED)[-1].handoff or {}))
+    with pytest.raises(TransferError, match="closed the connection"):
+        TcpSource(handoff, b"some other secret")
+    with pytest.raises(TransferError, match="given the region up"):
+        TcpSource(replace(handoff, key="0" * 32), SECRET)
+    with pytest.raises(ValueError, match="16 or more"):
+        PageServer(b"short", "127.0.0.1")
+    liar = PageServer(b"a secret of its own", "127.0.0.1")
+    with pytest.raises(TransferError):
+        TcpSource(replace(handoff, port=liar.port), SECRET)
+    liar.close()
+    made.close()
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    seeds=st.lists(st.integers(0, 3), min_size=1, max_size=5),
+    early=st.booleans(),
+    aborts=st.sets(st.integers(0, 4)),
+    pages=st.integers(8, 16),
+)
+def test_any_handovers(seeds: list[int], early: bool, aborts: set[int], pages: int) -> None:
+    """Several at once, in little memory, some given up on either side: texts are those of one engine, and all
+    pages are back in the end."""
+    made = Pair("memory", one=pages, two=pages)
+    asked = {
+        str(n): request(str(n), prompt(seed, 60 + 10 * n), max_tokens=12) for n, seed in enumerate(seeds)
+    }
+    for one in asked.values():
+        made.one.add(replace(one, prefill_only=True))
+    outcomes: dict[str, Outcome] = {}
+    given_up: set[str] = set()
+
+    def hand_over(chunk: Chunk) -> None:
+        ready = chunk.handoff is not None if early else chunk.finish == "length"
+        if ready and chunk.id not in outcomes and chunk.id not in given_up:
+            outcomes[chunk.id] = Outcome(tokens=[])
+            made.two.add(replace(asked[chunk.id], handoff=chunk.handoff))
+
+    for step in range(5000):
+        if not made.one.has_work and not made.two.has_work and not coming(made.two):
+            break
+        if step in aborts and str(step) in asked:
+            for engine in (made.one, made.two):
+                engine.abort(str(step))
+            given_up.add(str(step))
+        for chunk in made.one.step():
+            hand_over(chunk)
+        for chunk in made.two.step():
+            outcomes[chunk.id].hear(chunk)
+        made.one.check_integrity()
+        made.two.check_integrity()
+    for id, outcome in outcomes.items():
+        if outcome.finish != "abort":
+            assert outcome.tokens == alone(asked[id]).tokens
+    for engine in (made.one, made.two):
+        load = engine.load()
+        assert (load.pages_free, load.running, load.waiting) == (pages, 0, 0)
+    made.close()
+
+
+EXPORTER = """
+import time
+from tenfold.kv.region import Region
+from tests.kv.test_transfer import *
+region = Region(CONTENTS)
+region.add([memoryview(bytes([1]) * PAGE)] * 2)
+print(region.path, flush=True)
+time.sleep(600)
+"""
+CONTENTS = Contents(identity="same", namespace=b"", tokens=token_bytes(range(64)), pages=4, page_bytes=PAGE)
+
+
+def test_a_killed_exporter_is_noticed() -> None:
+    """Across processes: what is ready is read, and when the exporter is killed its importer does not wait."""
+    process = subprocess.Popen([sys.executable, "-c", EXPORTER], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    path = process.stdout.readline().decode().strip()
+    source = MemorySource(Handoff(transport="memory", path=path, expires=time.time() + 600))
+    assert source.contents == CONTENTS
+    views = [memoryview(bytearray(PAGE)) for _ in range(2)]
+    assert source.read(0, views) == 2
+    assert bytes(views[1]) == bytes([1]) * PAGE
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    with pytest.raises(TransferError, match="gave up"):
+        source.read(2, views)
+    source.close(taken=True)
+
+
+def test_waiting_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exporter without progress, and a deadline, end the wait; progress prolongs it."""
+    monkeypatch.setattr("tenfold.kv.transfer.STALL_S", 0.02)
+    with pytest.raises(TransferError, match="late"):
+        await_pages(lambda: (1, "open"), 2, time.time() + 60)
+    with pytest.raises(TransferError, match="late"):
+        await_pages(lambda: (1, "open"), 2, time.time() - 1)
+    ready = iter(range(100))
+    await_pages(lambda: (next(ready), "open"), 90, time.time() + 60)
+
+
+def test_memory_that_is_used_again_is_not_taken_for_what_it_held() -> None:
+    """A region taken by one importer is filled anew; another that still has it open is refused, and not given
+    the new pages, which are whole."""
+    exports = Exports("same", PAGE, 1 << 20)
+
+    def export(id: str, byte: int) -> dict[str, Any]:
+        handoff = exports.begin(id, "", token_bytes(range(64)), 4)
+        exports.add(id, [memoryview(bytes([byte]) * PAGE)] * 4)
+        assert handoff is not None
+        assert exports.end(id) is not None
+        return handoff
+
+    first = Handoff(**export("a", 1))
+    slow, quick = MemorySource(first), MemorySource(first)
+    views = [memoryview(bytearray(PAGE)) for _ in range(4)]
+    assert quick.read(0, views) == 4
+    quick.close(taken=True)
+    assert export("b", 2)["path"] == first.path
+    with pytest.raises(TransferError, match="given the region up"):
+        slow.read(0, views)
+    slow.close(taken=False)
+    assert exports.begin("c", "", token_bytes(range(64)), 4) is not None
+    exports.close()
