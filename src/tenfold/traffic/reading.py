@@ -161,7 +161,7 @@ def contents(prompt: tuple[int, ...], params: SamplingParams) -> bytes:
         for name, value in msgspec.structs.asdict(params).items()
         if value != getattr(_DEFAULTS, name)
     }
-    return msgspec.msgpack.encode((prompt, given), order="deterministic")
+    return msgspec.msgpack.encode((prompt, sorted(given.items())))
 
 
 _DEFAULTS = SamplingParams()
