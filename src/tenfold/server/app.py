@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -16,8 +16,9 @@ import msgspec
 from tenfold.config import PAGE_ROWS
 from tenfold.limits import PromptTooLong, check_prompt
 from tenfold.protocol import EnginePlan, Request
+from tenfold.server.asgi import Receive, Scope, Send, header, request_id
 from tenfold.server.errors import ApiError, invalid, unexpected
-from tenfold.server.exchange import Exchange, Receive, Scope, Send, answer, answer_error
+from tenfold.server.exchange import Exchange, answer, answer_error
 from tenfold.server.flights import ClientGone, Flight, Flights
 from tenfold.server.metrics import Metrics
 from tenfold.server.output import Output
@@ -32,11 +33,9 @@ _LONG_THREADS = 2
 
 log = logging.getLogger(__name__)
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-
 
 class App:
-    """The application; one for each server."""
+    """The application; one for each server. ``documents``: further JSON to be got, by path."""
 
     def __init__(
         self,
@@ -47,6 +46,7 @@ class App:
         text: Text,
         flights: Flights,
         metrics: Metrics,
+        documents: Mapping[str, Callable[[], bytes]] = MappingProxyType({}),
     ) -> None:
         self._model = model
         self._plan = plan
@@ -62,6 +62,7 @@ class App:
             "/ready": self._ready,
             "/metrics": lambda: (200, metrics.page(), "text/plain; version=0.0.4; charset=utf-8"),
             "/v1/models": lambda: (200, self._models, "application/json"),
+            **{path: partial(_document, made) for path, made in documents.items()},
         }
         self._posts = {"/v1/chat/completions": True, "/v1/completions": False}
 
@@ -69,11 +70,11 @@ class App:
         if scope["type"] != "http":
             raise RuntimeError(f"this application speaks HTTP, not {scope['type']}")
         path, method = scope["path"], scope["method"]
-        request_id = _request_id(scope)
+        id = request_id(scope)
         try:
             if path in self._posts:
                 _check_method(method, ("POST",))
-                await Exchange(self, request_id, self._posts[path], receive, send).run(scope)
+                await Exchange(self, id, self._posts[path], receive, send).run(scope)
                 return
             if path.startswith("/v1/models/"):
                 _check_method(method, ("GET", "HEAD"))
@@ -85,13 +86,13 @@ class App:
                 known = ", ".join([*self._posts, *self._gets])
                 raise ApiError(404, f"there is nothing at {path}; there is: {known}", code="not_found")
         except ApiError as error:
-            await answer_error(send, request_id, error)
+            await answer_error(send, id, error)
             return
         except Exception:
             log.exception("%s %s failed", method, path)
-            await answer_error(send, request_id, unexpected())
+            await answer_error(send, id, unexpected())
             return
-        await answer(send, request_id, status, body, kind)
+        await answer(send, id, status, body, kind)
 
     def _ready(self) -> tuple[int, bytes, str]:
         reason = self._flights.not_ready()
@@ -117,7 +118,7 @@ class App:
 
     async def read_body(self, scope: Scope, receive: Receive) -> bytes:
         """The whole body. Raises ApiError when it is too long (413) or encoded (415), ClientGone."""
-        encoding = (_header(scope, b"content-encoding") or b"identity").decode("latin-1").strip().lower()
+        encoding = (header(scope, b"content-encoding") or b"identity").decode("latin-1").strip().lower()
         if encoding != "identity":
             raise ApiError(
                 415,
@@ -127,7 +128,7 @@ class App:
             )
         limit = self._max_body_bytes
         too_long = ApiError(413, f"the body is longer than {limit} bytes", code="body_too_long")
-        length = _header(scope, b"content-length")
+        length = header(scope, b"content-length")
         if length is not None and length.isdigit() and int(length) > limit:
             raise too_long
         parts = []
@@ -206,6 +207,11 @@ class App:
         self._flights.cancel(flight)
 
     @property
+    def model(self) -> str:
+        """Its name in the API."""
+        return self._model
+
+    @property
     def metrics(self) -> Metrics:
         return self._metrics
 
@@ -224,13 +230,5 @@ def _check_method(method: str, allowed: tuple[str, ...]) -> None:
         )
 
 
-def _request_id(scope: Scope) -> str:
-    """The client's ``x-request-id`` if it can be used, else a new one."""
-    given = _header(scope, b"x-request-id")
-    if given is not None and _REQUEST_ID.fullmatch(text := given.decode("latin-1")):
-        return text
-    return secrets.token_hex(8)
-
-
-def _header(scope: Scope, name: bytes) -> bytes | None:
-    return next((value for key, value in scope["headers"] if key == name), None)
+def _document(made: Callable[[], bytes]) -> tuple[int, bytes, str]:
+    return 200, made(), "application/json"

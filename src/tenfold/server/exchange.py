@@ -9,10 +9,11 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from tenfold.protocol import Request
+from tenfold.server.access_log import RefusalLine, RequestLine, milliseconds
+from tenfold.server.asgi import Receive, Scope, Send
 from tenfold.server.errors import ApiError, broken, unexpected
 from tenfold.server.flights import ClientGone, Flight
 from tenfold.server.metrics import Metrics
@@ -22,13 +23,12 @@ from tenfold.server.shapes import DONE, Shape, event, usage
 
 log = logging.getLogger("tenfold.requests")
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-
 
 class Desk(Protocol):
     """What an exchange needs of the application."""
+
+    @property
+    def model(self) -> str: ...
 
     @property
     def metrics(self) -> Metrics: ...
@@ -59,7 +59,8 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._began = time.monotonic()
-        self._headers_sent = False
+        self._status: int | None = None
+        """The HTTP status, once it is sent."""
 
     async def run(self, scope: Scope) -> None:
         """Answers, whatever happens; the flight is released on every way out."""
@@ -110,12 +111,16 @@ class Exchange:
             watcher.cancel()
             app.release(flight)
             if finish is not None:
-                self._account(flight, output, finish)
+                self._account(flight, output, finish, parsed.stream)
 
     async def _refuse(self, error: ApiError) -> None:
         """The request never began: it counts as rejected, and as nothing else."""
         self._app.metrics.rejected[str(error.status)] += 1
-        log.info("%s refused: %d %s", self._id, error.status, error.message)
+        log.info(
+            RefusalLine(
+                id=self._id, status=error.status, error=error.message, param=error.param, code=error.code
+            )
+        )
         await answer_error(self._send, self._id, error)
 
     async def _watch(self, flight: Flight) -> None:
@@ -137,7 +142,7 @@ class Exchange:
     async def _stream(self, flight: Flight, output: Output, shape: Shape, include_usage: bool) -> None:
         piece = await self._next(flight, output)
         # Only now, so that a request that fails before its first token gets a proper status.
-        self._headers_sent = True
+        self._status = 200
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
@@ -165,15 +170,19 @@ class Exchange:
             whole.logprobs += piece.logprobs
         whole.text = "".join(texts)
         body = shape.whole(whole, output.finish, _usage(flight, output))
+        self._status = 200
         await answer(self._send, self._id, 200, body, "application/json")
 
     async def _fail(self, error: ApiError) -> None:
-        if self._headers_sent:  # an error event, and no [DONE]: nobody must take it for a complete answer
+        if (
+            self._status is not None
+        ):  # an error event, and no [DONE]: nobody must take it for a complete answer
             await self._send({"type": "http.response.body", "body": event(error.body())})
         else:
+            self._status = error.status
             await answer_error(self._send, self._id, error)
 
-    def _account(self, flight: Flight, output: Output, finish: str) -> None:
+    def _account(self, flight: Flight, output: Output, finish: str, stream: bool) -> None:
         now = time.monotonic()
         prompt = len(flight.request.prompt)
         cached = output.cached_tokens or 0
@@ -183,24 +192,30 @@ class Exchange:
         if output.cached_tokens is not None:
             metrics.prompt_tokens += prompt
             metrics.cached_tokens += cached
-        ttft = rate = "-"
-        if flight.first_at is not None:
-            ttft = f"{(flight.first_at - self._began) * 1e3:.0f}"
-            if flight.last_at > flight.first_at:
-                rate = f"{(len(flight.tokens) - 1) / (flight.last_at - flight.first_at):.1f}"
+        began = None
+        if flight.first_at is not None and output.queue_ms is not None:
+            began = flight.submitted_at + output.queue_ms / 1e3
         log.info(
-            "%s %s prompt=%d cached=%d new=%d queue_ms=%s ttft_ms=%s tokens=%d tok/s=%s deaths=%d finish=%s",
-            self._id,
-            "chat" if self._chat else "completion",
-            prompt,
-            cached,
-            prompt - cached,
-            "-" if output.queue_ms is None else f"{output.queue_ms:.0f}",
-            ttft,
-            output.completion_tokens,
-            rate,
-            flight.deaths,
-            finish,
+            RequestLine(
+                id=self._id,
+                endpoint="chat" if self._chat else "completion",
+                model=self._app.model,
+                status=self._status,
+                finish=finish,
+                cancelled=finish == "abort",
+                stream=stream,
+                prompt_tokens=prompt,
+                cached_tokens=cached,
+                new_tokens=prompt - cached,
+                completion_tokens=output.completion_tokens,
+                queue_ms=output.queue_ms,
+                prefill_ms=milliseconds(began, flight.first_at),
+                decode_ms=milliseconds(flight.first_at, flight.last_at),
+                ttft_ms=milliseconds(self._began, flight.first_at),
+                total_ms=round((now - self._began) * 1e3, 3),
+                acceptance=output.acceptance,
+                deaths=flight.deaths,
+            )
         )
 
 

@@ -31,8 +31,15 @@ class Output:
         self.cached_tokens: int | None = None
         """Prompt tokens found in the cache when the request first ran; None before that."""
         self.queue_ms: float | None = None
+        self._steps = 0
+        self._step_tokens = 0
         self.finish: FinishReason | None = None
         self.error: str | None = None
+
+    @property
+    def acceptance(self) -> float | None:
+        """Tokens that came of a step, on average; the prefill's own does not count. None: there were none."""
+        return round(self._step_tokens / self._steps, 3) if self._steps else None
 
     def push(self, chunks: Iterable[Chunk]) -> Piece:
         """Takes news in order; sets ``finish`` at the end, when the engine may still be at work."""
@@ -43,6 +50,9 @@ class Output:
                 break
             if self.cached_tokens is None:  # a resumed request reports them anew; the first run counts
                 self.cached_tokens, self.queue_ms = chunk.cached_tokens, chunk.queue_ms
+            elif chunk.tokens and chunk.cached_tokens is None:
+                self._steps += 1
+                self._step_tokens += len(chunk.tokens)
             # A token that ended the request counts but is not shown.
             ended = chunk.stop_token is not None and chunk.tokens[-1:] == (chunk.stop_token,)
             shown = chunk.tokens[:-1] if ended else chunk.tokens
