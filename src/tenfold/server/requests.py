@@ -13,6 +13,9 @@ from tenfold.server.errors import ApiError, invalid
 from tenfold.server.fields import Fields, check_integer, check_number, show
 
 MAX_STOPS = 16
+MAX_MESSAGES = 4096
+MAX_TOKEN_DIGITS = 10
+"""Of a token id that is written as a string."""
 TEMPERATURE = msgspec.structs.replace(RANGES["temperature"], high=2.0)
 """The engine takes higher ones; OpenAI's API does not."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -35,8 +38,8 @@ class ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
         return "prompt" if self.messages is None else "messages"
 
 
-def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
-    """The body of ``/v1/chat/completions``. Raises `ApiError`."""
+def parse_chat(body: bytes | Fields, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
+    """The body of ``/v1/chat/completions``, as it came or taken apart. Raises `ApiError`."""
     fields = _fields(body, models)
     messages = _messages(fields.take("messages"))
     wanted = fields.boolean("logprobs")
@@ -55,8 +58,8 @@ def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequ
     return ApiRequest(params=params, stream=stream, include_usage=include_usage, messages=messages)
 
 
-def parse_completion(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
-    """The body of ``/v1/completions``. Raises `ApiError`."""
+def parse_completion(body: bytes | Fields, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
+    """The body of ``/v1/completions``, as it came or taken apart. Raises `ApiError`."""
     fields = _fields(body, models)
     text, token_ids = _prompt(fields.take("prompt"), vocab_size)
     logprobs = fields.integer("logprobs", _logprobs_range(vocab_size))
@@ -72,14 +75,8 @@ def parse_completion(body: bytes, models: tuple[str, ...], vocab_size: int) -> A
     )
 
 
-def _fields(body: bytes, models: tuple[str, ...]) -> Fields:
-    try:
-        data = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
-    except RecursionError:
-        raise ApiError(400, "the body's JSON is nested too deeply", code="invalid_json") from None
-    fields = Fields(data)
+def _fields(body: bytes | Fields, models: tuple[str, ...]) -> Fields:
+    fields = body if isinstance(body, Fields) else Fields(_decoded(body))
     model = fields.string("model")
     if model is not None and model not in models:
         raise ApiError(
@@ -90,6 +87,15 @@ def _fields(body: bytes, models: tuple[str, ...]) -> Fields:
         )
     fields.string("user")  # a label of the client's own; nothing depends on it
     return fields
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body's JSON is nested too deeply", code="invalid_json") from None
 
 
 def _streaming(fields: Fields) -> tuple[bool, bool]:
@@ -180,7 +186,8 @@ def _logit_bias(value: Any, vocab_size: int) -> dict[int, float]:
         raise invalid("logit_bias", f"logit_bias is {show(value)}; it must be an object: token id to number")
     bias = {}
     for key, number in value.items():
-        if not key.isascii() or not key.isdigit() or int(key) >= vocab_size:
+        digits = key.isascii() and key.isdigit() and len(key) <= MAX_TOKEN_DIGITS
+        if not digits or int(key) >= vocab_size:
             raise invalid(
                 "logit_bias",
                 f"logit_bias has the key {show(key)}; keys must be token ids from 0 to {vocab_size - 1}",
@@ -222,6 +229,8 @@ def _messages(value: Any) -> list[dict[str, str]]:
         raise invalid("messages", "messages is missing", code="missing_parameter")
     if not isinstance(value, list) or not value:
         raise invalid("messages", f"messages is {show(value)}; it must be a list of at least one message")
+    if len(value) > MAX_MESSAGES:
+        raise invalid("messages", f"messages has {len(value)} messages; it must be at most {MAX_MESSAGES}")
     return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
 
 

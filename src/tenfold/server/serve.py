@@ -27,6 +27,7 @@ from tenfold.server.cors import Cors, check_origin
 from tenfold.server.flights import Flights
 from tenfold.server.keys import Keys, RequireKey, load_keys
 from tenfold.server.metrics import Metrics
+from tenfold.server.openapi import document
 from tenfold.server.page import FILES, Page
 from tenfold.server.stats import StatsSource
 from tenfold.server.text import Text
@@ -143,7 +144,10 @@ async def _serve(
             text=text,
             flights=flights,
             metrics=metrics,
-            documents={"/stats": lambda: msgspec.json.encode(stats.now())},
+            documents={
+                "/stats": lambda: msgspec.json.encode(stats.now()),
+                "/openapi.json": partial(document, plan.vocab_size, keys is not None),
+            },
         )
         server = _Server(
             uvicorn.Config(

@@ -21,9 +21,10 @@ POLICY = "; ".join(
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
     )
 )
-"""Nothing inline, nothing from elsewhere, in nobody's frame."""
+"""Nothing inline, nothing from elsewhere, in nobody's frame, and no text that becomes markup."""
 
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),

@@ -173,6 +173,7 @@ function showWorkers(workers) {
 }
 
 function draw() {
+  if (speeds.length < 2) return;
   const top = Math.max(...speeds, 1);
   const points = speeds.map((value, i) => {
     const x = 120 - ((speeds.length - 1 - i) * 120) / (POINTS - 1);
@@ -271,7 +272,7 @@ async function* events(response) {
 async function answerTo(messages) {
   const answer = turn("assistant", model || "assistant");
   answer.element.setAttribute("aria-busy", "true");
-  follow(() => {});
+  $("log").scrollTop = $("log").scrollHeight;
   const control = new AbortController();
   running = control;
   working(true);
@@ -395,7 +396,6 @@ async function submit() {
   grow();
   const said = turn("user", "You");
   said.text.append(message);
-  $("log").scrollTop = $("log").scrollHeight;
   const talk = conversation;
   const system = $("system").value.trim();
   const asked = [...talk, { role: "user", content: message }];
