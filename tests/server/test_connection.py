@@ -194,7 +194,7 @@ def test_a_client_that_reads_slowly_is_not_hung_up_on(tmp_path: Path) -> None:
     with running_server(tmp_path / "log", FakeConfig(max_context=1 << 20), unread_s=1.0) as server:
         sock = connect(server, 4096)
         sock.sendall(message(completion(20_000, stream=True)))
-        parts = []
+        parts: list[bytes] = []
         slow = time.monotonic() + 4
         with sock:
             while not parts or not parts[-1].endswith(b"0\r\n\r\n"):

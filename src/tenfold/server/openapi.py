@@ -220,6 +220,10 @@ def _choice(what: str, schema: Schema) -> Schema:
 _MESSAGE = _object(
     {"role": {"const": "assistant"}, "content": {"type": ["string", "null"]}}, "role", "content"
 )
+_EVENT = _object(
+    {"data": {"type": "string", "description": "A part of the answer, in JSON; an error; or [DONE]."}}, "data"
+)
+"""One server-sent event."""
 _ERRORS = {
     400: "The body is wrong; `param` names the field.",
     403: "It comes from a web page whose origin is not allowed.",
@@ -260,7 +264,7 @@ def document(vocab_size: int, keys: bool) -> bytes:
 
     def post(summary: str, body: str, answer: str) -> Schema:
         whole = _json(_ref(answer), "The answer; with `stream: true` as server-sent events.")
-        whole["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        whole["content"]["text/event-stream"] = {"schema": _EVENT}
         return {
             "post": {
                 "summary": summary,
