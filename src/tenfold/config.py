@@ -67,6 +67,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the server."""
     log_format: str = "text"
+    otlp_endpoint: str | None = None
+    """URL of an OpenTelemetry collector that is sent a span for each request; None: nobody is."""
     drain_s: float = 5.0
     """How long a stopping server lets running requests go on."""
 

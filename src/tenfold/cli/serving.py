@@ -49,6 +49,12 @@ GENERATE_MAX_TOKENS = 512
 @click.option(
     "--log-format", type=click.Choice(LOG_FORMATS), default="text", help="Of the log, one line a request."
 )
+@click.option(
+    "--otlp-endpoint",
+    metavar="URL",
+    help="An OpenTelemetry collector that is sent a span for each request, like http://127.0.0.1:4318. Needs "
+    "tenfold[otel].",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved plan as JSON.")
 def serve(model: str, as_json: bool, **options: Any) -> None:
     """Serve MODEL over HTTP, with OpenAI's API.

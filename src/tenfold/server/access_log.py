@@ -40,6 +40,13 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that came of a decoding step."""
     deaths: int
     """Workers that died with it."""
+    traceparent: str | None = None
+    """The client's W3C trace context, if it sent one."""
+
+    @property
+    def operation(self) -> str:
+        """What was done, in OpenTelemetry's words."""
+        return "chat" if self.endpoint == "chat" else "text_completion"
 
     def __str__(self) -> str:
         rate = None

@@ -13,6 +13,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Layer = Callable[[Scope, Receive, Send], Awaitable[None]]
 """An ASGI application, or a layer around one."""
 
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -29,6 +30,12 @@ def request_id(scope: Scope) -> str:
         given = (header(scope, b"x-request-id") or b"").decode("latin-1")
         id = state["request_id"] = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
     return str(id)
+
+
+def traceparent(scope: Scope) -> str | None:
+    """The client's W3C trace context, if it is one."""
+    given = (header(scope, b"traceparent") or b"").decode("latin-1")
+    return given if _TRACEPARENT.fullmatch(given) else None
 
 
 async def reply(send: Send, status: int, headers: Iterable[tuple[str, str]], body: bytes = b"") -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from tenfold.protocol import Request
 from tenfold.server.access_log import RefusalLine, RequestLine, milliseconds
-from tenfold.server.asgi import Receive, Scope, Send
+from tenfold.server.asgi import Receive, Scope, Send, traceparent
 from tenfold.server.errors import ApiError, broken, unexpected
 from tenfold.server.flights import ClientGone, Flight
 from tenfold.server.metrics import Metrics
@@ -61,10 +61,12 @@ class Exchange:
         self._began = time.monotonic()
         self._status: int | None = None
         """The HTTP status, once it is sent."""
+        self._traceparent: str | None = None
 
     async def run(self, scope: Scope) -> None:
         """Answers, whatever happens; the flight is released on every way out."""
         app = self._app
+        self._traceparent = traceparent(scope)
         try:
             body = await app.read_body(scope, self._receive)
             parsed, prompt = await app.prepare(self._chat, body)
@@ -215,6 +217,7 @@ class Exchange:
                 total_ms=round((now - self._began) * 1e3, 3),
                 acceptance=output.acceptance,
                 deaths=flight.deaths,
+                traceparent=self._traceparent,
             )
         )
 

@@ -31,6 +31,7 @@ from tenfold.server.openapi import document
 from tenfold.server.page import FILES, Page
 from tenfold.server.stats import StatsSource
 from tenfold.server.text import Text
+from tenfold.server.tracing import TraceHandler
 from tenfold.worker.process import ENGINE_BUILDER
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ def serve(
     that short), and returns. Raises StartError (also later, when the supervision of the worker fails),
     OSError, ValueError for keys or origins that cannot be, or what ``load_text`` raises.
     """
+    traces = None if config.otlp_endpoint is None else TraceHandler(config.otlp_endpoint)
     keys = None if config.api_key_file is None else load_keys(config.api_key_file)
     for origin in config.cors_origins:
         check_origin(origin)
@@ -95,7 +97,23 @@ def serve(
                 "listening on %s without --api-key-file: whoever reaches the port may use the model",
                 config.host,
             )
-        uvloop.run(_serve(config, path, load_text, on_ready, builder, sock, keys))
+        with _told(traces):
+            uvloop.run(_serve(config, path, load_text, on_ready, builder, sock, keys))
+
+
+@contextlib.contextmanager
+def _told(traces: TraceHandler | None) -> Iterator[None]:
+    """The handler hears of requests meanwhile."""
+    if traces is None:
+        yield
+        return
+    requests = logging.getLogger("tenfold.requests")
+    requests.addHandler(traces)
+    try:
+        yield
+    finally:
+        requests.removeHandler(traces)
+        traces.close()
 
 
 def _is_loopback(sock: socket.socket) -> bool:
