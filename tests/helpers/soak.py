@@ -20,6 +20,8 @@ import httpx
 
 from tests.helpers.server_process import ServerProcess, wait_for
 
+DIFFERENT = 32
+"""Requests that the clients choose from."""
 LEAVING = 1 / 3
 """Share of the requests whose client hangs up."""
 WORDS = ("sea", "wind", "stone", "river", "light", "night", "house", "road", "bird", "rain", "fire", "moon")
@@ -120,7 +122,7 @@ async def soak(server: ServerProcess, streams: int, seconds: float, rng: random.
     report = Report()
     async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=300) as http:
         alone = []
-        for body in bodies(rng, 48):
+        for body in bodies(rng, DIFFERENT):
             text, end, done = await read(http, body)
             assert done, text
             alone.append((body, text, end))

@@ -152,12 +152,15 @@ def test_a_client_that_overtakes_and_leaves_is_gone(server: ServerProcess, strea
     assert server.metric('tenfold_requests_total{finish="abort"}') == aborted + 1
 
 
-def test_a_stream_goes_on_though_its_client_sends_rubbish(server: ServerProcess) -> None:
+@pytest.mark.parametrize(
+    "rubbish", [b"GET /health HTTP/1.1\r\nx: " + b"y" * 200_000, b"\x00\x01 nonsense\r\n\r\n", b"\r\n"]
+)
+def test_a_stream_goes_on_though_its_client_sends_rubbish(server: ServerProcess, rubbish: bytes) -> None:
     """What comes behind a request changes nothing in its answer, and is not answered itself."""
     sock = connect(server)
     sock.sendall(message(completion(600, stream=True)))
     wait_for(lambda: server.metric("tenfold_requests_running") == 1)
-    sock.sendall(b"GET /health HTTP/1.1\r\nx: " + b"y" * 200_000)
+    sock.sendall(rubbish)
     got = to_end(sock)
     text = "".join(json.loads(line)["choices"][0]["text"] for line in re.findall(rb"data: (\{.*\})", got))
     assert text == expected.text("abc", 1, 600)

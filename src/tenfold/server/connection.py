@@ -58,6 +58,9 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf or self.transport.is_closing():
             return
+        if self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete:
+            self._overtaken()
+            return
         in_head = self._in_head
         super().data_received(data)
         if in_head and self._in_head:
@@ -69,9 +72,7 @@ class Connection(HttpToolsProtocol):
         if self._deaf:
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            # Were it queued, as uvicorn does, a hang-up would not reach the request under way.
-            self._deaf = True
-            self.cycle.keep_alive = False
+            self._overtaken()  # by what came in one read with the request's own end
             return
         super().on_message_begin()
         self._in_head = True
@@ -114,6 +115,12 @@ class Connection(HttpToolsProtocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+
+    def _overtaken(self) -> None:
+        # Were it queued, as uvicorn does, a hang-up would not reach the request under way; and an error in it
+        # would be answered in the middle of that one's answer.
+        self._deaf = True
+        self.cycle.keep_alive = False
 
     def _expect(self) -> None:
         self._arriving = self.loop.call_later(self._patience.arrive_s, self._late)
