@@ -210,8 +210,9 @@ function sampling() {
 
 function settingsChanged() {
   for (const input of $("sampling").querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
-  const count = Object.keys(sampling()).length + ($("system").value.trim() ? 1 : 0);
-  $("changed").textContent = count ? `(${count} set)` : "";
+  const fields = [...$("sampling").querySelectorAll("input, textarea")];
+  const count = fields.filter((input) => input.value !== input.defaultValue).length;
+  $("changed").textContent = count ? `(${count} changed)` : "";
 }
 
 $("sampling").addEventListener("input", settingsChanged);
