@@ -140,7 +140,7 @@ def test_calls_made_of_the_document(tmp_path: Path) -> None:
         statuses = fuzz(server.url, 200, begin=7)
         assert server.metric("tenfold_requests_in_flight") == 0
     assert statuses["/v1/chat/completions 200"] > 10
-    assert statuses["/v1/completions 200"] > 10
+    assert statuses["/v1/completions 200"] > 5
     assert statuses["/v1/chat/completions 400"] > 10
 
 
