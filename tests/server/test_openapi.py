@@ -136,7 +136,7 @@ def test_calls_made_of_the_document(tmp_path: Path) -> None:
     """200 calls, right and wrong ones: no 5xx, no hang, every answer as documented (`make soak`: 20,000)."""
     from tests.helpers.api_fuzz import fuzz
 
-    with running_server(tmp_path / "log", FakeConfig()) as server:
+    with running_server(tmp_path / "log", FakeConfig(faults=False)) as server:
         statuses = fuzz(server.url, 200, begin=7)
         assert server.metric("tenfold_requests_in_flight") == 0
     assert statuses["/v1/chat/completions 200"] > 10

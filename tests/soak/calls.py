@@ -24,7 +24,7 @@ def main() -> None:
     given = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_server(Path(folder) / "log", FakeConfig()) as server,
+        running_server(Path(folder) / "log", FakeConfig(faults=False)) as server,
     ):
         statuses = fuzz(server.url, given.calls, given.seed)
         left = server.metric("tenfold_requests_in_flight")
