@@ -37,6 +37,8 @@ class FakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Not empty: a file; the engine makes it, and cannot be built when it is there."""
     scripts: dict[str, str] = {}
     """What is answered, in printable ASCII and one character a token, to a prompt with ``@name@`` in it."""
+    faults: bool = True
+    """Whether `POISON` and `HANG` do what they say: not where prompts are made at random."""
     fail: str = ""
     """Not empty: the engine cannot be built, for this reason."""
 
@@ -84,9 +86,9 @@ class FakeEngine:
         while self._waiting and len(self._running) < self._max_running:
             request = self._waiting.popleft()
             self._running[request.id] = (request, list(request.output))
-            if POISON in request.prompt:
+            if self._config.faults and POISON in request.prompt:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if HANG in request.prompt:
+            if self._config.faults and HANG in request.prompt:
                 time.sleep(10)
         if self._config.delay_s:
             time.sleep(self._config.delay_s)

@@ -6,7 +6,7 @@ import msgspec
 
 from tenfold.limits import PromptTooLong
 from tenfold.server.errors import invalid
-from tenfold.server.fields import token_ids
+from tenfold.server.fields import Fields, token_ids
 from tenfold.server.messages import parse_messages
 from tenfold.server.prepare import Preparer
 from tenfold.server.requests import open_body, template_variables
@@ -19,7 +19,7 @@ class TokenEndpoints:
     def __init__(self, preparer: Preparer) -> None:
         self._preparer = preparer
 
-    def tokenize(self, body: bytes) -> bytes:
+    def tokenize(self, body: bytes | Fields) -> bytes:
         """The tokens of a ``prompt``, or of ``messages`` as a chat would have them. Raises ApiError."""
         preparer = self._preparer
         fields = open_body(body, (preparer.model,))
@@ -56,7 +56,7 @@ class TokenEndpoints:
             }
         )
 
-    def detokenize(self, body: bytes) -> bytes:
+    def detokenize(self, body: bytes | Fields) -> bytes:
         """The text of ``tokens``, special ones by name. Raises ApiError."""
         preparer = self._preparer
         fields = open_body(body, (preparer.model,))

@@ -22,7 +22,7 @@ _TOOL = (
 )  # fmt: skip
 
 
-def parse_message(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
+def parse_message(body: bytes | Fields, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """A body that asks for an answer. Raises `ApiError`."""
     fields = read_fields(body, models)
     prompt = _prompt(fields)
@@ -54,7 +54,7 @@ def parse_message(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiR
     )
 
 
-def parse_count(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
+def parse_count(body: bytes | Fields, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """A body of ``/v1/messages/count_tokens``: what of a request goes into its prompt. Raises `ApiError`."""
     fields = read_fields(body, models)
     prompt = _prompt(fields)

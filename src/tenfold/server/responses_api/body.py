@@ -12,7 +12,7 @@ from tenfold.server.errors import invalid
 from tenfold.server.fields import Fields, check_object, check_string, show
 from tenfold.server.requests import TEMPERATURE, ApiRequest, read_fields, seed_or_new, take_labels
 from tenfold.server.responses_api.items import Item, conversation_of, parse_input
-from tenfold.server.responses_api.store import ResponseStore
+from tenfold.server.responses_api.store import Shelf
 from tenfold.server.tools import ToolUse
 
 _NAMES = {
@@ -38,7 +38,7 @@ class ResponsesRequest(ApiRequest, frozen=True, kw_only=True):
 
 
 def parse_response(
-    body: bytes, models: tuple[str, ...], vocab_size: int, store: ResponseStore
+    body: bytes | Fields, models: tuple[str, ...], vocab_size: int, store: Shelf
 ) -> ResponsesRequest:
     """A body; what came before it is in the store. Raises `ApiError`."""
     fields = read_fields(body, models)
@@ -104,7 +104,7 @@ def parse_response(
         names=_NAMES,
         input=own,
         conversation=items,
-        kept_bytes=len(body) + (before.bytes if before else 0),
+        kept_bytes=fields.size + (before.bytes if before else 0),
         store=stored is not False,
         shown=shown,
     )
