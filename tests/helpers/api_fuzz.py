@@ -50,7 +50,7 @@ def fuzz(url: str, calls: int, begin: int | None = None) -> Counter[str]:
                 )
                 for mode in modes:
                     number += 1
-                    _call(operation, mode, calls // 4 + 1 if post else 2, number, session, statuses)
+                    _call(operation, mode, calls // 16 + 1 if post else 2, number, session, statuses)
     return statuses
 
 

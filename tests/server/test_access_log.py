@@ -35,9 +35,12 @@ def test_every_request_is_one_json_object(tmp_path: Path) -> None:
     told = [line for line in lines(log) if line["event"] != "message"]
     ended, refused, left = told
     assert ended | {"id": "mine", "endpoint": "completion", "model": "fake", "status": 200} == ended
-    assert ended | {"finish": "length", "cancelled": False, "stream": False, "queue_ms": 1.5} == ended
+    assert (
+        ended | {"finish": "length", "choices": 1, "cancelled": False, "stream": False, "queue_ms": 1.5}
+        == ended
+    )
     assert ended | {"prompt_tokens": 30, "cached_tokens": 16, "new_tokens": 14} == ended
-    assert ended | {"completion_tokens": 5, "acceptance": 1.0, "deaths": 0} == ended
+    assert ended | {"completion_tokens": 5, "choices": 1, "acceptance": 1.0, "deaths": 0} == ended
     assert ended["total_ms"] >= ended["ttft_ms"] >= ended["prefill_ms"] > 0
     assert 20 <= ended["decode_ms"] <= ended["total_ms"]
     assert refused | {"event": "refusal", "status": 400, "param": "top_p"} == refused

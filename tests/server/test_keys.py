@@ -74,6 +74,32 @@ def test_without_a_key_all_is_401(locked: ServerProcess, headers: dict[str, str]
         assert response.headers["x-request-id"] == "mine"
 
 
+def test_anthropics_clients_are_told_in_their_shape(locked: ServerProcess) -> None:
+    """So that they raise the error they have for it."""
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        refused = httpx.post(locked.url + path, json={}, headers={"x-request-id": "mine"})
+        assert refused.status_code == 401
+        said = refused.json()
+        assert (said["type"], said["error"]["type"]) == ("error", "authentication_error")
+        assert said["request_id"] == refused.headers["request-id"] == "mine"
+
+
+def test_a_response_is_its_keys_alone(locked: ServerProcess) -> None:
+    """Another key's holder who knows its id cannot read it, go on from it or delete it."""
+    url = f"{locked.url}/v1/responses"
+    mine, other = {"x-api-key": "first-key-1"}, {"x-api-key": "second-key-2"}
+    body = {"input": "abc", "max_output_tokens": 2}
+    id = httpx.post(url, json=body, headers=mine).json()["id"]
+    assert httpx.get(f"{url}/{id}", headers=other).status_code == 404
+    assert httpx.get(f"{url}/{id}/input_items", headers=other).status_code == 404
+    assert httpx.delete(f"{url}/{id}", headers=other).status_code == 404
+    on = {**body, "previous_response_id": id}
+    assert httpx.post(url, json=on, headers=other).status_code == 404
+    assert httpx.post(url, json=on, headers=mine).status_code == 200
+    assert httpx.get(f"{url}/{id}", headers=mine).json()["id"] == id
+    assert httpx.delete(f"{url}/{id}", headers=mine).status_code == 200
+
+
 def test_what_tells_nothing_is_open(locked: ServerProcess) -> None:
     """Health for balancers, the page that asks for the key, the description of the API."""
     for path in (*FILES, "/health", "/ready", "/openapi.json"):

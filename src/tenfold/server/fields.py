@@ -59,9 +59,7 @@ class Fields:
     def only(self, name: str, allowed: Sequence[Any], why: str) -> None:
         """A field that is known but not supported: only ``allowed`` values pass, which ask for nothing."""
         value = self.take(name)
-        # 1 == True in Python, but not in JSON; 1 == 1.0 in both.
-        same = (item for item in allowed if isinstance(item, bool) == isinstance(value, bool))
-        if value is None or value in same:
+        if value is None or is_among(value, allowed):
             return
         raise invalid(name, f"{name} is {show(value)}; {why}", code="unsupported_value")
 
@@ -70,6 +68,11 @@ class Fields:
         for name in self._data:
             if name not in self._taken:
                 raise invalid(name, f"unknown field {name}", code="unknown_parameter")
+
+
+def is_among(value: Any, allowed: Sequence[Any]) -> bool:
+    """Whether it is one of them in JSON, where 1 is 1.0 and not true."""
+    return value in [item for item in allowed if isinstance(item, bool) == isinstance(value, bool)]
 
 
 def check_integer(name: str, value: Any, range: Range) -> int:

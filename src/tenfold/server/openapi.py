@@ -1,162 +1,22 @@
-"""`GET /openapi.json`: the API for machines that read OpenAPI 3.1.
-
-What a body may hold is not written down twice: the parsers of `requests` are run once over a body that notes
-what is asked of it, `Recorder`, and the ranges they check by become the schema. Only fields whose values have
-a form of their own (messages, prompts, lists of tokens) are described here, in `_forms`.
-"""
+"""`GET /openapi.json`: the API for machines that read OpenAPI 3.1."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from tenfold.limits import RANGES, Range
-from tenfold.server.fields import Fields
-from tenfold.server.messages import MAX_MESSAGES, ROLES
-from tenfold.server.requests import MAX_STOPS, parse_chat, parse_completion
+from tenfold.server.openapi_bodies import BODIES
+from tenfold.server.openapi_forms import Schema
 from tenfold.server.stats import Stats
 
-Schema = dict[str, Any]
 
-
-class Recorder(Fields):
-    """A body that notes which fields a parser takes, and by which rule."""
-
-    def __init__(self, example: dict[str, Any]) -> None:
-        super().__init__(example)
-        self.rules: dict[str, Schema | None] = {}
-        """By field; None for one that was taken raw: its form is the parser's own affair."""
-
-    def take(self, name: str) -> Any:
-        self.rules.setdefault(name, None)
-        return super().take(name)
-
-    def number(self, name: str, default: float, range: Range) -> float:
-        value = super().number(name, default, range)
-        self.rules[name] = _or_null({**_ranged("number", range), "default": default})
-        return value
-
-    def integer(self, name: str, range: Range) -> int | None:
-        value = super().integer(name, range)
-        self.rules[name] = _or_null(_ranged("integer", range))
-        return value
-
-    def boolean(self, name: str, default: bool = False) -> bool:
-        value = super().boolean(name, default)
-        self.rules[name] = _or_null({"type": "boolean", "default": default})
-        return value
-
-    def string(self, name: str) -> str | None:
-        value = super().string(name)
-        self.rules[name] = _or_null({"type": "string"})
-        return value
-
-    def only(self, name: str, allowed: Sequence[Any], why: str) -> None:
-        super().only(name, allowed, why)
-        self.rules[name] = {"enum": [*allowed, None], "description": f"No other value: {why}."}
-
-
-def body_schema(chat: bool, vocab_size: int) -> Schema:
-    """What the parser of ``/v1/chat/completions`` (or ``/v1/completions``) takes, as JSON Schema.
-
-    It says what each field may be. Rules between fields (``top_logprobs`` needs ``logprobs``) and what
-    depends on the model (does the prompt fit?) are beyond it: what breaks them is a 400 too.
-    """
-    required = "messages" if chat else "prompt"
-    example: Any = [{"role": "user", "content": "Hi"}] if chat else "Hi"
-    recorder = Recorder({required: example})
-    (parse_chat if chat else parse_completion)(recorder, (), vocab_size)
-    forms = _forms(vocab_size)
-    properties = {
-        name: forms.get(name, {}) if rule is None else rule for name, rule in recorder.rules.items()
-    }
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": [required],
-        "additionalProperties": False,
-        "examples": [{required: example, "max_tokens": 16}],
-    }
-
-
-def _ranged(kind: str, range: Range) -> Schema:
-    schema: Schema = {"type": kind, "minimum": range.low, "maximum": range.high}
-    if range.note:
-        schema["description"] = f"{range.note[0].upper()}{range.note[1:]}."
-    if range.also is not None and abs(range.also) != float("inf"):  # infinities are no JSON
-        note = schema.pop("description", None)
-        return {"anyOf": [schema, {"const": range.also}], **({"description": note} if note else {})}
-    return schema
-
-
-def _or_null(schema: Schema) -> Schema:
-    """null is the same as an absent field, everywhere."""
-    if isinstance(schema.get("type"), str):
-        return {**schema, "type": [schema["type"], "null"]}
-    return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
-
-
-def _object(properties: Schema, *required: str, **more: Any) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(required), **more}
-
-
-def _forms(vocab_size: int) -> dict[str, Schema]:
-    """Fields whose values have a form of their own."""
-    token = {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}
-    stop = {"type": "string", "minLength": 1}
-    tokens = {"type": "array", "items": token}
-    text_part = _object(
-        {"type": {"const": "text"}, "text": {"type": "string"}}, "type", "text", additionalProperties=False
-    )
-    nothing: Schema = {"enum": [None, []]}
-    message = _object(
-        {
-            "role": {"enum": list(ROLES)},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": text_part, "minItems": 1}]},
-            "name": {"type": ["string", "null"]},
-            **dict.fromkeys(("refusal", "tool_calls", "function_call", "audio", "annotations"), nothing),
-        },
-        "role",
-        "content",
-        additionalProperties=False,
-    )
-    prompt = [{"type": "string"}, {**tokens, "minItems": 1}]
-    bias = RANGES["logit_bias"]
-    return {
-        "messages": {"type": "array", "items": message, "minItems": 1, "maxItems": MAX_MESSAGES},
-        "prompt": {
-            "anyOf": [
-                *prompt,
-                *({"type": "array", "prefixItems": [one], "items": False, "minItems": 1} for one in prompt),
-            ],
-            "description": "A text, or token ids; a list of one prompt is taken too.",
-        },
-        "stop": {
-            "anyOf": [stop, {"type": "array", "items": stop, "maxItems": MAX_STOPS}, {"type": "null"}],
-            "description": "Text that ends the answer; it is not sent.",
-        },
-        "stop_token_ids": {
-            **_or_null(tokens),
-            "description": "Tokens that end the answer, beside the model's.",
-        },
-        "logit_bias": {
-            "type": ["object", "null"],
-            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
-            "additionalProperties": {"type": "number", "minimum": bias.low, "maximum": bias.high},
-            "description": f"By token id, 0 to {vocab_size - 1}: what is added to its logit.",
-        },
-        "stream_options": {
-            **_object({"include_usage": {"type": ["boolean", "null"]}}, additionalProperties=False),
-            "type": ["object", "null"],
-            "description": "Only with stream: true.",
-        },
-    }
+def _object(properties: Schema, *required: str) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(required)}
 
 
 _LOGPROBS = {"type": ["object", "null"]}
-_FINISH = {"enum": ["stop", "length"]}
+_FINISH = {"enum": ["stop", "length", "tool_calls"]}
 _COUNT = {"type": "integer", "minimum": 0}
 _USAGE = _object(
     {
@@ -186,6 +46,60 @@ _ERROR = _object(
         )
     },
     "error",
+)
+_ANTHROPIC_ERROR = _object(
+    {
+        "type": {"const": "error"},
+        "error": _object({"type": {"type": "string"}, "message": {"type": "string"}}, "type", "message"),
+        "request_id": {"type": "string"},
+    },
+    "type",
+    "error",
+)
+_MANY = {"type": "array", "items": {"type": "object"}}
+_MESSAGE_ANSWER = _object(
+    {
+        "id": {"type": "string"},
+        "type": {"const": "message"},
+        "role": {"const": "assistant"},
+        "model": {"type": "string"},
+        "content": _MANY,
+        "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+        "stop_sequence": {"type": ["string", "null"]},
+        "usage": _object({"input_tokens": _COUNT, "output_tokens": _COUNT}, "input_tokens", "output_tokens"),
+    },
+    "id",
+    "type",
+    "role",
+    "model",
+    "content",
+    "stop_reason",
+    "usage",
+)
+_RESPONSE = _object(
+    {
+        "id": {"type": "string"},
+        "object": {"const": "response"},
+        "status": {"type": "string"},
+        "model": {"type": "string"},
+        "output": _MANY,
+    },
+    "id",
+    "object",
+    "status",
+    "model",
+    "output",
+)
+_TOKENS = _object(
+    {
+        "count": _COUNT,
+        "max_model_len": _COUNT,
+        "tokens": {"type": "array", "items": _COUNT},
+        "token_strs": {"type": ["array", "null"], "items": {"type": "string"}},
+    },
+    "count",
+    "max_model_len",
+    "tokens",
 )
 _MODEL = _object(
     {
@@ -252,8 +166,117 @@ def _get(summary: str, answer: Schema, errors: dict[int, str], **more: Any) -> S
     return {"get": {"summary": summary, "responses": {"200": answer, **_failures(errors)}, **more}}
 
 
-def _failures(errors: dict[int, str]) -> Schema:
-    return {str(status): _json(_ref("Error"), said) for status, said in errors.items()}
+def _failures(errors: dict[int, str], shape: str = "Error") -> Schema:
+    return {str(status): _json(_ref(shape), said) for status, said in errors.items()}
+
+
+def _post(
+    summary: str,
+    body: Schema,
+    answer: Schema,
+    errors: dict[int, str],
+    *,
+    stream: bool = True,
+    error: str = "Error",
+) -> Schema:
+    said = "The answer; with `stream: true` as server-sent events." if stream else "The answer."
+    whole = _json(answer, said)
+    if stream:
+        whole["content"]["text/event-stream"] = {"schema": _EVENT}
+    failures = _failures(errors, error)
+    # What did not arrive in time is answered before anybody knows what it was.
+    failures["408"] = _json(_ref("Error"), _ERRORS[408])
+    return {
+        "post": {
+            "summary": summary,
+            "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+            "responses": {"200": whole, **failures},
+        }
+    }
+
+
+def _path_parameter(name: str, pattern: str | None = None) -> list[Schema]:
+    schema: Schema = {"type": "string", "minLength": 1}
+    if pattern is not None:
+        schema["pattern"] = pattern
+    return [{"name": name, "in": "path", "required": True, "schema": schema}]
+
+
+def _openai_paths(errors: dict[int, str], needs_key: dict[int, str]) -> Schema:
+    found = _object({"object": {"const": "list"}, "data": {"type": "array", "items": _ref("Model")}})
+    no_model = {404: "There is no such model.", **needs_key}
+    return {
+        "/v1/chat/completions": _post(
+            "The assistant's next message", _ref("ChatRequest"), _ref("ChatCompletion"), errors
+        ),
+        "/v1/completions": _post("A text, continued", _ref("CompletionRequest"), _ref("Completion"), errors),
+        "/v1/responses": _post(
+            "A response, which can be kept", _ref("ResponsesRequest"), _ref("Response"), errors
+        ),
+        **_kept_paths(needs_key),
+        "/v1/models": _get("The models served", _json(found, "All."), needs_key),
+        "/v1/models/{model}": _get(
+            "One model", _json(_ref("Model"), "It is served."), no_model, parameters=_path_parameter("model")
+        ),
+    }
+
+
+def _kept_paths(needs_key: dict[int, str]) -> Schema:
+    lost = {
+        400: "A query parameter is wrong.",
+        404: "There is no such response, or it is another key's.",
+        **needs_key,
+    }
+    id = _path_parameter("id", "^[A-Za-z0-9_]+$")
+    kept = _get("A response that is kept", _json(_ref("Response"), "It."), lost, parameters=id)
+    deleted = _object({"id": {"type": "string"}, "deleted": {"const": True}}, "id", "deleted")
+    kept["delete"] = {
+        "summary": "Forget a response",
+        "responses": {"200": _json(deleted, "It is forgotten."), **_failures(lost)},
+        "parameters": id,
+    }
+    items = _object({"object": {"const": "list"}, "data": _MANY}, "object", "data")
+    query = [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in (
+            ("limit", {"type": "integer", "minimum": 1, "maximum": 100}),
+            ("order", {"enum": ["asc", "desc"]}),
+            ("after", {"type": "string"}),
+        )
+    ]
+    return {
+        "/v1/responses/{id}": kept,
+        "/v1/responses/{id}/input_items": _get(
+            "Its input", _json(items, "Items."), lost, parameters=[*id, *query]
+        ),
+    }
+
+
+def _other_paths(errors: dict[int, str]) -> Schema:
+    """Anthropic's API, and the tokenizer's."""
+    counted = _object({"input_tokens": _COUNT}, "input_tokens")
+    whole = {status: said for status, said in errors.items() if status not in (429, 503)}
+    text = _object({"prompt": {"type": "string"}}, "prompt")
+    either = {"anyOf": [_ref("TokenizeText"), _ref("TokenizeChat")]}
+    return {
+        "/v1/messages": _post(
+            "The assistant's next message, in Anthropic's form",
+            _ref("MessagesRequest"),
+            _ref("Message"),
+            errors,
+            error="AnthropicError",
+        ),
+        "/v1/messages/count_tokens": _post(
+            "How many tokens a message's prompt has",
+            _ref("CountTokensRequest"),
+            counted,
+            whole,
+            stream=False,
+            error="AnthropicError",
+        ),
+        "/tokenize": _post("The tokens of a text or a chat", either, _ref("Tokens"), whole, stream=False),
+        "/detokenize": _post("The text of tokens", _ref("DetokenizeRequest"), text, whole, stream=False),
+    }
 
 
 def document(vocab_size: int, keys: bool) -> bytes:
@@ -264,42 +287,10 @@ def document(vocab_size: int, keys: bool) -> bytes:
     not_ready = _object({"status": {"type": "string"}, "reason": {"type": "string"}}, "status", "reason")
     (stats,), parts = msgspec.json.schema_components([Stats], ref_template="#/components/schemas/{name}")
     assert stats == _ref("Stats")
-
-    def post(summary: str, body: str, answer: str) -> Schema:
-        whole = _json(_ref(answer), "The answer; with `stream: true` as server-sent events.")
-        whole["content"]["text/event-stream"] = {"schema": _EVENT}
-        return {
-            "post": {
-                "summary": summary,
-                "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
-                "responses": {"200": whole, **_failures({**_ERRORS, **needs_key})},
-            }
-        }
-
+    errors = {**_ERRORS, **needs_key}
     paths = {
-        "/v1/chat/completions": post("The assistant's next message", "ChatRequest", "ChatCompletion"),
-        "/v1/completions": post("A text, continued", "CompletionRequest", "Completion"),
-        "/v1/models": _get(
-            "The models served",
-            _json(
-                _object({"object": {"const": "list"}, "data": {"type": "array", "items": _ref("Model")}}),
-                "All.",
-            ),
-            needs_key,
-        ),
-        "/v1/models/{model}": _get(
-            "One model",
-            _json(_ref("Model"), "It is served."),
-            {404: "There is no such model.", **needs_key},
-            parameters=[
-                {
-                    "name": "model",
-                    "in": "path",
-                    "required": True,
-                    "schema": {"type": "string", "minLength": 1},
-                }
-            ],
-        ),
+        **_openai_paths(errors, needs_key),
+        **_other_paths(errors),
         "/health": _get("Does the server answer?", _json(status, "It does."), {}, **anybody),
         "/ready": _get("Do requests make progress?", _json(status, "They do, or would."), {}, **anybody),
         "/stats": _get("What the server does now", _json(_ref("Stats"), "Figures and counters."), needs_key),
@@ -316,18 +307,25 @@ def document(vocab_size: int, keys: bool) -> bytes:
         keyed["security"] = [{"bearer": []}, {"header": []}]
     document = {
         "openapi": "3.1.0",
-        "info": {"title": "Tenfold", "version": "1", "description": "OpenAI's API, served by Tenfold."},
+        "info": {
+            "title": "Tenfold",
+            "version": "1",
+            "description": "OpenAI's and Anthropic's APIs, served by Tenfold.",
+        },
         **keyed,
         "paths": paths,
         "components": {
             "schemas": {
-                "ChatRequest": body_schema(True, vocab_size),
-                "CompletionRequest": body_schema(False, vocab_size),
+                **{name: body.schema(vocab_size) for name, body in BODIES.items()},
                 "ChatCompletion": _answer_schema("chat.completion", _choice("message", _MESSAGE)),
                 "Completion": _answer_schema("text_completion", _choice("text", {"type": "string"})),
+                "Message": _MESSAGE_ANSWER,
+                "Response": _RESPONSE,
+                "Tokens": _TOKENS,
                 "Usage": _USAGE,
                 "Model": _MODEL,
                 "Error": _ERROR,
+                "AnthropicError": _ANTHROPIC_ERROR,
                 **parts,
             },
             "securitySchemes": {
