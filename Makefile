@@ -10,12 +10,13 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native src -type f -not -na
 # pip's own chatter is kept out of the way; its errors are not.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help setup run test check format test-native-asan bench clean
+.PHONY: help setup run test check format test-native-asan bench soak clean
 
 help:
 	@echo "make run               set up, then serve $(MODEL) on $(HOST):$(PORT)"
 	@echo "make setup             set up alone: .venv, Tenfold with its core, the embedded model"
 	@echo "make test              set up what tests need, and run them all"
+	@echo "make soak              what takes long: streams for ten minutes, 20,000 calls made of the API description"
 	@echo "make check             ruff, mypy --strict, clang-format"
 	@echo "make format            rewrite files as the formatters want them"
 	@echo "make test-native-asan  the core's own tests under address, undefined-behaviour and thread sanitizers"
@@ -55,6 +56,10 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.tenfold $(VENV)/.model
 # The installed package is what is tested: a file that is missing from it must fail here.
 test: setup $(VENV)/.test
 	@$(BIN)/python -m pytest tests
+
+soak: setup $(VENV)/.test
+	@$(BIN)/python -m tests.soak.calls
+	@$(BIN)/python -m tests.soak.streams
 
 $(VENV)/.check: pyproject.toml | $(VENV)/.test
 	@$(BIN)/python scripts/extras.py check > $(VENV)/check.txt && $(PIP) install -r $(VENV)/check.txt

@@ -27,6 +27,7 @@ TOOL_FORMATS = ("auto", "none", "hermes", "llama3", "mistral", "smollm2")
 """Those of `server.tool_formats`."""
 REASONING_FORMATS = ("auto", "none", "think", "mistral")
 """Those of `server.reasoning`."""
+LOG_FORMATS = ("text", "json")
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +76,17 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 8 << 20
     stall_after_s: float = 30.0
     """Work without a step for this long makes ``/ready`` answer 503."""
+    arrive_s: float = 60.0
+    """Within this time a request must have arrived, its body included."""
+    unread_s: float = 60.0
+    """A client that takes nothing of its answer for this long is hung up on."""
+    api_key_file: str | None = None
+    """Keys that clients must send, one a line; None: nobody is asked for one."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the server."""
+    log_format: str = "text"
+    otlp_endpoint: str | None = None
+    """URL of an OpenTelemetry collector that is sent a span for each request; None: nobody is."""
     drain_s: float = 5.0
     """How long a stopping server lets running requests go on."""
 
@@ -88,6 +100,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("max_queue", 0, 1 << 20),
             ("max_body_bytes", 1024, 1 << 30),
             ("stall_after_s", 0.1, 86400),
+            ("arrive_s", 0.1, 86400),
+            ("unread_s", 0.1, 86400),
             ("drain_s", 0, 3600),
         ):
             value = getattr(self, field)
@@ -105,6 +119,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("tool_format", TOOL_FORMATS),
             ("reasoning_format", REASONING_FORMATS),
             ("routing", POLICIES),
+            ("log_format", LOG_FORMATS),
         ):
             if getattr(self, field) not in choices:
                 raise ValueError(

@@ -51,6 +51,8 @@ class FakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time of each prompt token that is not cached, in the step that takes its request up."""
     lose_events: int = 0
     """The batch of `KVEvents` with this number never leaves the engine."""
+    faults: bool = True
+    """Whether `POISON` and `HANG` do what they say: not where prompts are made at random."""
     fail: str = ""
     """Not empty: the engine cannot be built, for this reason."""
 
@@ -104,9 +106,9 @@ class FakeEngine:
         while self._waiting and len(self._running) < self._max_running:
             request = self._waiting.popleft()
             self._running[request.id] = (request, list(request.output))
-            if POISON in request.prompt:
+            if self._config.faults and POISON in request.prompt:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if HANG in request.prompt:
+            if self._config.faults and HANG in request.prompt:
                 time.sleep(10)
             if self._routed:
                 rows = len(request.prompt) + len(request.output) - self._store(request)

@@ -27,11 +27,15 @@ def main() -> None:
     """The server's process: two arguments, the ServeConfig as JSON and the engine's builder."""
     import logging
 
+    from tenfold.server.access_log import log_handler
     from tenfold.server.serve import serve
     from tests.helpers.fake_text import load_fake_text
 
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     config = msgspec.json.decode(sys.argv[1], type=ServeConfig)
+    if config.log_format == "json":
+        logging.basicConfig(level=logging.INFO, handlers=[log_handler("json")])
+    else:
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 
     def ready(plan: ResolvedPlan, url: str) -> None:
         print(json.dumps({"url": url, "plan": plan.to_json()}), flush=True)

@@ -49,7 +49,7 @@ USER = {"role": "user", "content": "x"}
 
 
 def parse_kept(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
-    return parse_response(body, models, vocab_size, ResponseStore())
+    return parse_response(body, models, vocab_size, ResponseStore().shelf(""))
 
 
 @pytest.mark.parametrize("parse", [parse_message, parse_count, parse_kept])

@@ -129,7 +129,7 @@ def test_a_messages_stream_adds_up(cut: tuple[list[Event], list[Delta]]) -> None
 
 
 def response_shape() -> ResponseShape:
-    store = ResponseStore()
+    store = ResponseStore().shelf("")
     return ResponseShape(0, "m", parse_response(b'{"input":"x"}', ("m",), 9, store), store)
 
 

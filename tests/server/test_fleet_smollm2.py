@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -83,6 +84,7 @@ def test_workers_share_the_disk_tier(tmp_path: Path) -> None:
         )
         known = metrics()["kv_disk_pages"]
         assert known > 0
+        time.sleep(3)  # a worker looks about once a second for what others wrote
         os.kill(sorted(server.worker_pids())[int(used[1])], signal.SIGKILL)  # they were started in order
         wait_for(lambda: metrics()["worker_restarts_total"] == 1, 60)
         assert metrics()["router_indexed_pages"] == 0  # no memory holds it any more

@@ -18,7 +18,7 @@ def kept(size: int) -> Kept:
 @given(st.lists(st.tuples(st.sampled_from("kgd"), st.integers(0, 9), st.integers(0, 40)), max_size=40))
 def test_the_newest_are_there_and_memory_is_bounded(work: list[tuple[str, int, int]]) -> None:
     """Against a plain list: what was used longest ago goes first."""
-    store = ResponseStore(max_responses=4, max_bytes=100)
+    store = ResponseStore(max_responses=4, max_bytes=100).shelf("")
     model: list[tuple[str, int]] = []
     for number, (what, index, size) in enumerate(work):
         if what == "k":
@@ -34,15 +34,28 @@ def test_the_newest_are_there_and_memory_is_bounded(work: list[tuple[str, int, i
                 model.append(entry)
             else:
                 store.delete(id)
-        assert (len(store), store.bytes) == (len(model), sum(size for _, size in model))
+        assert (len(store.store), store.store.bytes) == (len(model), sum(size for _, size in model))
 
 
 def test_one_that_is_too_large_is_not_kept() -> None:
     """And costs no other its place."""
-    store = ResponseStore(max_bytes=100)
+    store = ResponseStore(max_bytes=100).shelf("")
     store.keep("small", kept(60))
     store.keep("large", kept(101))
     assert store.get("small").bytes == 60
     with pytest.raises(ApiError) as lost:
         store.get("large", "previous_response_id")
     assert (lost.value.status, lost.value.param) == (404, "previous_response_id")
+
+
+def test_a_shelf_is_its_owners_alone() -> None:
+    """Nobody else reads what is on it, goes on from it or deletes it; memory is shared."""
+    store = ResponseStore(max_bytes=100)
+    mine, yours = store.shelf("me"), store.shelf("you")
+    mine.keep("a", kept(40))
+    for refused in (lambda: yours.get("a"), lambda: yours.delete("a"), lambda: store.shelf("").get("a")):
+        with pytest.raises(ApiError, match="there is no response a"):
+            refused()
+    assert mine.get("a").bytes == 40
+    yours.keep("a", kept(60))
+    assert (mine.get("a").bytes, yours.get("a").bytes, store.bytes) == (40, 60, 100)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from tenfold.cli.options import config_of, engine_options, say, size, speculation_options
-from tenfold.config import REASONING_FORMATS, TOOL_FORMATS, ResolvedPlan
+from tenfold.config import LOG_FORMATS, REASONING_FORMATS, TOOL_FORMATS, ResolvedPlan
 from tenfold.router.policies import POLICIES
 
 GENERATE_MAX_TOKENS = 512
@@ -78,6 +78,29 @@ GENERATE_MAX_TOKENS = 512
     help="debug: also why each request went to which worker.",
 )
 @click.option("--max-queue", type=int, default=256, help="Most requests that wait; beyond it 429.")
+@click.option(
+    "--api-key-file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Keys that clients must send, one a line; # begins a comment. Default: nobody is asked for a key.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="A web page's origin, like https://chat.example.com, whose scripts may use the server; may be given "
+    "several times. Default: none.",
+)
+@click.option(
+    "--log-format", type=click.Choice(LOG_FORMATS), default="text", help="Of the log, one line a request."
+)
+@click.option(
+    "--otlp-endpoint",
+    metavar="URL",
+    help="An OpenTelemetry collector that is sent a span for each request, like http://127.0.0.1:4318. Needs "
+    "tenfold[otel].",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved plan as JSON.")
 def serve(model: str, as_json: bool, log_level: str, **options: Any) -> None:
     """Serve MODEL over HTTP, with OpenAI's API.
@@ -88,21 +111,22 @@ def serve(model: str, as_json: bool, log_level: str, **options: Any) -> None:
       tenfold serve ./model.gguf --port 9000 --name my-model --kv-memory 2GiB
       tenfold serve ./Llama-3.2-1B --format q8 --host 0.0.0.0
 
-    Endpoints: /v1/chat/completions, /v1/completions, /v1/messages, /v1/responses, /v1/models, /tokenize,
-    /detokenize, /health, /ready, /metrics. Ctrl-C stops it; running requests may end first. SIGHUP replaces
-    the workers one after another.
+    A page to try the model is at /. Endpoints: /v1/chat/completions, /v1/completions, /v1/messages,
+    /v1/responses, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics, /stats, /openapi.json.
+    Ctrl-C stops it; running requests may end first. SIGHUP replaces the workers one after another.
     """
     config = config_of(model, options)
     import logging
     import shlex
 
     from tenfold.checkpoint.locate import locate
+    from tenfold.server.access_log import log_handler
     from tenfold.server.host import StartError
     from tenfold.server.serve import serve as run
     from tenfold.server.text import load_text
 
     began = time.monotonic()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler(config.log_format)])
     logging.getLogger("tenfold").setLevel(log_level.upper())
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
@@ -112,7 +136,7 @@ def serve(model: str, as_json: bool, log_level: str, **options: Any) -> None:
             return
         body = json.dumps({"model": config.model_name, "messages": [{"role": "user", "content": "Hello!"}]})
         click.echo(plan.text())
-        click.echo(f"\nReady after {time.monotonic() - began:.1f} s at {url}. Try:")
+        click.echo(f"\nReady after {time.monotonic() - began:.1f} s. Talk to it at {url}/ in a browser, or:")
         click.echo(f"  {shlex.join(['curl', f'{url}/v1/chat/completions', '-d', body])}")
 
     try:

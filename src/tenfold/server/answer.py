@@ -58,6 +58,16 @@ class Answer:
         return self._output.cached_tokens
 
     @property
+    def steps(self) -> int:
+        """Of the engine, with tokens of this answer; the prefill's own does not count."""
+        return self._output.steps
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that came of them."""
+        return self._output.step_tokens
+
+    @property
     def queue_ms(self) -> float | None:
         """How long it waited in the engine."""
         return self._output.queue_ms

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,22 +16,24 @@ import msgspec
 from tenfold.constraints.compiler import Compiler
 from tenfold.limits import RequestError
 from tenfold.protocol import Constraint, EnginePlan
+from tenfold.server.asgi import Receive, Scope, Send, header, key_owner, request_id
 from tenfold.server.chat_setup import ChatSetup, choose_chat
 from tenfold.server.choices import Tower
 from tenfold.server.endpoints import (
     COUNT_TOKENS,
     COUNT_TOKENS_PATH,
     ENDPOINTS,
+    RESPONSES_PATH,
     Endpoint,
     responses_endpoint,
 )
 from tenfold.server.errors import ApiError, unexpected
-from tenfold.server.exchange import Exchange, Receive, Scope, Send, answer, answer_error
+from tenfold.server.exchange import Exchange, answer, answer_error
 from tenfold.server.flights import ClientGone, Flights
 from tenfold.server.metrics import Metrics
 from tenfold.server.prepare import Job, Preparer
 from tenfold.server.responses_api.kept import PREFIX, kept_response, methods_of
-from tenfold.server.responses_api.store import ResponseStore
+from tenfold.server.responses_api.store import ResponseStore, Shelf
 from tenfold.server.text import Text
 from tenfold.server.tokenize import TokenEndpoints
 from tenfold.server.tool_constraint import refusal
@@ -44,8 +46,6 @@ _LONG_THREADS = 2
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
 class App:
@@ -61,8 +61,10 @@ class App:
         flights: Flights,
         metrics: Metrics,
         chat: ChatSetup | None = None,
+        documents: Mapping[str, Callable[[], bytes]] = MappingProxyType({}),
     ) -> None:
-        """``chat``: how the model calls tools and reasons; None: as its chat template shows."""
+        """``chat``: how the model calls tools and reasons; None: as its chat template shows. ``documents``:
+        further JSON to be got, by path."""
         self._model = model
         self._plan = plan
         self._max_body_bytes = max_body_bytes
@@ -75,31 +77,31 @@ class App:
         self._long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long-body")
         self._created = int(time.time())
         self._responses = ResponseStore()
-        self._endpoints = {**ENDPOINTS, "/v1/responses": responses_endpoint(self._responses)}
         self._models = msgspec.json.encode({"object": "list", "data": [self._model_object()]})
         self._gets: dict[str, Callable[[], tuple[int, bytes, str]]] = {
             "/health": self._health,
             "/ready": self._ready,
             "/metrics": lambda: (200, metrics.page(), "text/plain; version=0.0.4; charset=utf-8"),
             "/v1/models": lambda: (200, self._models, "application/json"),
+            **{path: partial(_document, made) for path, made in documents.items()},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"this application speaks HTTP, not {scope['type']}")
         path, method = scope["path"], scope["method"]
-        request_id = _request_id(scope)
+        id = request_id(scope)
         endpoint: Endpoint | None = None
         try:
-            if path in self._endpoints:
-                endpoint = self._endpoints[path]
+            if path in ENDPOINTS or path == RESPONSES_PATH:
+                endpoint = ENDPOINTS.get(path) or responses_endpoint(self._shelf(scope))
                 _check_method(method, ("POST",))
-                await Exchange(self, request_id, endpoint, receive, send).run(scope)
+                await Exchange(self, id, endpoint, receive, send).run(scope)
                 return
             if path in self._tools:
                 _check_method(method, ("POST",))
                 data = await self._apart(self._tools[path], await self.read_body(scope, receive))
-                await answer(send, request_id, 200, data, "application/json")
+                await answer(send, id, 200, data, "application/json")
                 return
             if path == COUNT_TOKENS_PATH:
                 endpoint = COUNT_TOKENS
@@ -109,7 +111,7 @@ class App:
             elif path.startswith(PREFIX):
                 _check_method(method, methods_of(path))
                 status, kind = 200, "application/json"
-                body = kept_response(self._responses, method, path, scope.get("query_string", b""))
+                body = kept_response(self._shelf(scope), method, path, scope.get("query_string", b""))
             elif path.startswith("/v1/models/"):
                 _check_method(method, ("GET", "HEAD"))
                 status, body, kind = self._one_model(path.removeprefix("/v1/models/"))
@@ -117,18 +119,18 @@ class App:
                 _check_method(method, ("GET", "HEAD"))
                 status, body, kind = self._gets[path]()
             else:
-                known = ", ".join([*self._endpoints, COUNT_TOKENS_PATH, *self._tools, *self._gets])
+                known = ", ".join([*ENDPOINTS, RESPONSES_PATH, COUNT_TOKENS_PATH, *self._tools, *self._gets])
                 raise ApiError(404, f"there is nothing at {path}; there is: {known}", code="not_found")
         except ApiError as error:
-            await answer_error(send, request_id, error, endpoint)
+            await answer_error(send, id, error, endpoint)
             return
         except ClientGone:
             return
         except Exception:
             log.exception("%s %s failed", method, path)
-            await answer_error(send, request_id, unexpected(), endpoint)
+            await answer_error(send, id, unexpected(), endpoint)
             return
-        await answer(send, request_id, status, body, kind)
+        await answer(send, id, status, body, kind)
 
     def _health(self) -> tuple[int, bytes, str]:
         body = {"status": "ok", "workers": self._flights.workers()}
@@ -139,6 +141,9 @@ class App:
         if reason is None:
             return 200, b'{"status":"ready"}', "application/json"
         return 503, msgspec.json.encode({"status": "not ready", "reason": reason}), "application/json"
+
+    def _shelf(self, scope: Scope) -> Shelf:
+        return self._responses.shelf(key_owner(scope))
 
     def _model_object(self) -> dict[str, Any]:
         return {
@@ -158,7 +163,7 @@ class App:
 
     async def read_body(self, scope: Scope, receive: Receive) -> bytes:
         """The whole body. Raises ApiError when it is too long (413) or encoded (415), ClientGone."""
-        encoding = (_header(scope, b"content-encoding") or b"identity").decode("latin-1").strip().lower()
+        encoding = (header(scope, b"content-encoding") or b"identity").decode("latin-1").strip().lower()
         if encoding != "identity":
             raise ApiError(
                 415,
@@ -168,7 +173,7 @@ class App:
             )
         limit = self._max_body_bytes
         too_long = ApiError(413, f"the body is longer than {limit} bytes", code="body_too_long")
-        length = _header(scope, b"content-length")
+        length = header(scope, b"content-length")
         if length is not None and length.isdigit() and int(length) > limit:
             raise too_long
         parts = []
@@ -211,6 +216,11 @@ class App:
         return self._flights
 
     @property
+    def model(self) -> str:
+        """Its name in the API."""
+        return self._model
+
+    @property
     def metrics(self) -> Metrics:
         return self._metrics
 
@@ -225,13 +235,5 @@ def _check_method(method: str, allowed: tuple[str, ...]) -> None:
         )
 
 
-def _request_id(scope: Scope) -> str:
-    """The client's ``x-request-id`` if it can be used, else a new one."""
-    given = _header(scope, b"x-request-id")
-    if given is not None and _REQUEST_ID.fullmatch(text := given.decode("latin-1")):
-        return text
-    return secrets.token_hex(8)
-
-
-def _header(scope: Scope, name: bytes) -> bytes | None:
-    return next((value for key, value in scope["headers"] if key == name), None)
+def _document(made: Callable[[], bytes]) -> tuple[int, bytes, str]:
+    return 200, made(), "application/json"

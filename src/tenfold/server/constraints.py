@@ -8,7 +8,7 @@ import msgspec
 
 from tenfold.protocol import Constraint, ConstraintKind
 from tenfold.server.errors import invalid
-from tenfold.server.fields import Fields, show
+from tenfold.server.fields import Fields, is_among, show
 
 _KINDS: dict[str, ConstraintKind] = {
     "json": "json_schema",
@@ -70,7 +70,7 @@ def json_schema(where: str, value: Any) -> Constraint:
     for name in ("name", "description"):
         if not isinstance(value.get(name), str | None):
             raise invalid(f"{where}.{name}", f"{where}.{name} is {show(value[name])}; it must be a string")
-    if value.get("strict") not in (None, True, False):  # the schema is enforced either way
+    if not is_among(value.get("strict"), (None, True, False)):  # the schema is enforced either way
         raise invalid(
             f"{where}.strict", f"{where}.strict is {show(value['strict'])}; it must be true or false"
         )
@@ -90,7 +90,7 @@ def _structured_outputs(value: Any) -> list[Constraint | None]:
         raise invalid(where, f"{where} is {show(value)}; it must be an object")
     _only_known(where, value, (*_KINDS, "json_object", *_OPTIONS))
     for name in _OPTIONS:
-        if value.get(name) not in (None, False):
+        if not is_among(value.get(name), (None, False)):
             raise invalid(
                 f"{where}.{name}",
                 f"{where}.{name} is {show(value[name])}; it is not supported",

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 from tenfold.server.chat import ChatShape
 from tenfold.server.errors import ApiError
+from tenfold.server.fields import Fields
 from tenfold.server.messages_api.body import parse_count, parse_message
 from tenfold.server.messages_api.errors import error_body
 from tenfold.server.messages_api.shape import MessageShape
 from tenfold.server.requests import ApiRequest, parse_chat, parse_completion
 from tenfold.server.responses_api.body import ResponsesRequest, parse_response
 from tenfold.server.responses_api.shape import ResponseShape
-from tenfold.server.responses_api.store import ResponseStore
+from tenfold.server.responses_api.store import Shelf
 from tenfold.server.shapes import CompletionShape, Shape
 from tenfold.server.text import Text
 
-Parse = Callable[[bytes, tuple[str, ...], int], ApiRequest]
+Parse = Callable[[bytes | Fields, tuple[str, ...], int], ApiRequest]
 """Body, names of models, size of the vocabulary; raises `ApiError`."""
 
 
@@ -79,15 +80,16 @@ def _message_shape(of: Opening) -> Shape:
 
 
 _ID_HEADERS = ("request-id", "x-request-id")
+RESPONSES_PATH = "/v1/responses"
 COUNT_TOKENS_PATH = "/v1/messages/count_tokens"
 COUNT_TOKENS = Endpoint("count_tokens", parse_count, _message_shape, error_body, _ID_HEADERS)
 """Of its prompts only the tokens are counted."""
 
 
-def responses_endpoint(store: ResponseStore) -> Endpoint:
-    """The Responses API; what it keeps, it keeps in the store."""
+def responses_endpoint(store: Shelf) -> Endpoint:
+    """The Responses API for one holder of a key; what it keeps, it keeps on that one's shelf."""
 
-    def parse(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
+    def parse(body: bytes | Fields, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
         return parse_response(body, models, vocab_size, store)
 
     def shape(of: Opening) -> Shape:
@@ -102,3 +104,8 @@ ENDPOINTS = {
     "/v1/completions": Endpoint("completion", parse_completion, _completion_shape),
     "/v1/messages": Endpoint("messages", parse_message, _message_shape, error_body, _ID_HEADERS),
 }
+
+
+def endpoint_at(path: str) -> Endpoint | None:
+    """Whose errors are answered at a path, also by the layers around the application; None: OpenAI's."""
+    return COUNT_TOKENS if path == COUNT_TOKENS_PATH else ENDPOINTS.get(path)

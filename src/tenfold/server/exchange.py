@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Protocol
 
+from tenfold.server.access_log import RefusalLine, RequestLine, milliseconds
 from tenfold.server.answer_events import Delta, sum_of
+from tenfold.server.asgi import Receive, Scope, Send, traceparent
 from tenfold.server.choices import Choices, Tower
 from tenfold.server.endpoints import Endpoint
 from tenfold.server.errors import ApiError, unexpected
@@ -23,13 +25,12 @@ from tenfold.server.shapes import Shape
 
 log = logging.getLogger("tenfold.requests")
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-
 
 class Desk(Protocol):
     """What an exchange needs of the application."""
+
+    @property
+    def model(self) -> str: ...
 
     @property
     def metrics(self) -> Metrics: ...
@@ -52,11 +53,14 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._began = time.monotonic()
-        self._headers_sent = False
+        self._status: int | None = None
+        """The HTTP status, once it is sent."""
+        self._traceparent: str | None = None
 
     async def run(self, scope: Scope) -> None:
         """Answers, whatever happens; all flights are released on every way out."""
         app = self._app
+        self._traceparent = traceparent(scope)
         try:
             body = await app.read_body(scope, self._receive)
             job = await app.prepare(self._endpoint, body, self._id)
@@ -94,12 +98,12 @@ class Exchange:
             watcher.cancel()
             choices.release()
             if failed is not None:
-                self._account(choices, failed)
+                self._account(choices, failed, job.parsed.stream)
 
     def _never_began(self, choices: Choices, error: ApiError) -> bool:
         """The engine has checked what only it can know, or there was no room for a request's further
         choices."""
-        if self._headers_sent:
+        if self._status is not None:
             return False
         flight = choices.all[0].flight
         return error.status == 429 or (error.status == 400 and (flight is None or flight.first_at is None))
@@ -107,7 +111,11 @@ class Exchange:
     async def _refuse(self, error: ApiError) -> None:
         """The request never began: it counts as rejected, and as nothing else."""
         self._app.metrics.rejected[str(error.status)] += 1
-        log.info("%s refused: %d %s", self._id, error.status, error.message)
+        log.info(
+            RefusalLine(
+                id=self._id, status=error.status, error=error.message, param=error.param, code=error.code
+            )
+        )
         await answer_error(self._send, self._id, error, self._endpoint)
 
     async def _watch(self, choices: Choices) -> None:
@@ -121,7 +129,7 @@ class Exchange:
         async with aclosing(choices.news()) as news:
             async for choice, delta in news:
                 # Only now, so that a request that fails before its first token gets a proper status.
-                if not self._headers_sent:
+                if self._status is None:
                     await self._begin_stream()
                 data = b""
                 if choice.index not in opened:
@@ -135,7 +143,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": shape.ending(choices.usage())})
 
     async def _begin_stream(self) -> None:
-        self._headers_sent = True
+        self._status = 200
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
@@ -151,15 +159,17 @@ class Exchange:
                 deltas[choice.index].append(delta)
         body = shape.whole([sum_of(each) for each in deltas], choices.usage())
         names = self._endpoint.id_headers
+        self._status = 200
         await answer(self._send, self._id, 200, body, "application/json", id_headers=names)
 
     async def _fail(self, error: ApiError, shape: Shape) -> None:
-        if self._headers_sent:
+        if self._status is not None:
             await self._send({"type": "http.response.body", "body": shape.failure(error)})
         else:
+            self._status = error.status
             await answer_error(self._send, self._id, error, self._endpoint)
 
-    def _account(self, choices: Choices, failed: str) -> None:
+    def _account(self, choices: Choices, failed: str, stream: bool) -> None:
         """``failed``: how the choices ended that have not, empty if all have."""
         now = time.monotonic()
         usage = choices.usage()
@@ -170,34 +180,49 @@ class Exchange:
             finishes.append(finish.reason if finish is not None and not failed else failed or "error")
             metrics.finished[finishes[-1]] += 1
         metrics.duration.observe(now - self._began)
-        first = choices.all[0]
-        if first.answer.cached_tokens is not None:
+        if choices.all[0].answer.cached_tokens is not None:
             metrics.prompt_tokens += usage.prompt_tokens
             metrics.cached_tokens += usage.cached_tokens
-        flights = [choice.flight for choice in choices.all if choice.flight is not None]
-        ttft = rate = "-"
-        begun = [flight.first_at for flight in flights if flight.first_at is not None]
-        if begun:
-            ttft = f"{(min(begun) - self._began) * 1e3:.0f}"
-            took = max(flight.last_at for flight in flights) - min(begun)
-            if took > 0:
-                tokens = sum(len(flight.tokens) for flight in flights)
-                rate = f"{(tokens - len(begun)) / took:.1f}"
-        queue_ms = first.answer.queue_ms
+        steps = sum(choice.answer.steps for choice in choices.all)
+        step_tokens = sum(choice.answer.step_tokens for choice in choices.all)
         log.info(
-            "%s %s prompt=%d cached=%d new=%d queue_ms=%s ttft_ms=%s tokens=%d tok/s=%s deaths=%d finish=%s",
-            self._id,
-            self._endpoint.name,
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            usage.prompt_tokens - usage.cached_tokens,
-            "-" if queue_ms is None else f"{queue_ms:.0f}",
-            ttft,
-            usage.completion_tokens,
-            rate,
-            sum(flight.deaths for flight in flights),
-            ",".join(dict.fromkeys(finishes)),
+            RequestLine(
+                id=self._id,
+                endpoint=self._endpoint.name,
+                model=self._app.model,
+                status=self._status,
+                finish=",".join(dict.fromkeys(finishes)),
+                choices=len(choices.all),
+                cancelled=failed == "abort",
+                stream=stream,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                new_tokens=usage.prompt_tokens - usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+                **self._times(choices),
+                total_ms=round((now - self._began) * 1e3, 3),
+                acceptance=round(step_tokens / steps, 3) if steps else None,
+                deaths=sum(choice.flight.deaths for choice in choices.all if choice.flight is not None),
+                traceparent=self._traceparent,
+            )
         )
+
+    def _times(self, choices: Choices) -> dict[str, float | None]:
+        """What the log says of times; all are None where there was no token."""
+        times = [
+            (choice.flight.first_at, choice.flight.submitted_at, choice.answer.queue_ms)
+            for choice in choices.all
+            if choice.flight is not None
+        ]
+        first_at, submitted_at, queue_ms = min(times, key=lambda each: each[0] or math.inf)
+        last_at = max(choice.flight.last_at for choice in choices.all if choice.flight is not None)
+        began = None if first_at is None or queue_ms is None else submitted_at + queue_ms / 1e3
+        return {
+            "queue_ms": queue_ms,
+            "prefill_ms": milliseconds(began, first_at),
+            "decode_ms": milliseconds(first_at, last_at),
+            "ttft_ms": milliseconds(self._began, first_at),
+        }
 
 
 async def answer(

@@ -17,10 +17,12 @@ class Fields:
     null means the same as an absent field. All methods raise `ApiError` (400) naming field, value and range.
     """
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, size: int = 0) -> None:
         if not isinstance(data, dict):
             raise ApiError(400, "the body must be a JSON object", code="invalid_json")
         self._data: dict[str, Any] = data
+        self.size = size
+        """Of the body, in bytes."""
         self._taken: set[str] = set()
 
     def take(self, name: str) -> Any:
@@ -57,8 +59,7 @@ class Fields:
     def only(self, name: str, allowed: Sequence[Any], why: str) -> None:
         """A field that is known but not supported: only ``allowed`` values pass, which ask for nothing."""
         value = self.take(name)
-        # 1 == True in Python, but not in JSON.
-        if value is None or any(value == item and type(value) is type(item) for item in allowed):
+        if value is None or is_among(value, allowed):
             return
         raise invalid(name, f"{name} is {show(value)}; {why}", code="unsupported_value")
 
@@ -69,8 +70,15 @@ class Fields:
                 raise invalid(name, f"unknown field {name}", code="unknown_parameter")
 
 
+def is_among(value: Any, allowed: Sequence[Any]) -> bool:
+    """Whether it is one of them in JSON, where 1 is 1.0 and not true."""
+    return value in [item for item in allowed if isinstance(item, bool) == isinstance(value, bool)]
+
+
 def check_integer(name: str, value: Any, range: Range) -> int:
-    """``value`` if it is an integer in the range."""
+    """``value`` if it is an integer in the range; 5.0 is one, as in JSON Schema."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value not in range:
         raise invalid(name, f"{name} is {show(value)}; it must be an integer {range}")
     return value

@@ -9,6 +9,7 @@ from tenfold.server.errors import invalid
 from tenfold.server.fields import show
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_MESSAGES = 4096
 _EMPTY = ("refusal", "function_call", "audio", "annotations")
 """A client that sends an answer back sends all of its fields, most of them null."""
 
@@ -23,6 +24,8 @@ def parse_messages(value: Any) -> list[dict[str, Any]]:
         raise invalid("messages", "messages is missing", code="missing_parameter")
     if not isinstance(value, list) or not value:
         raise invalid("messages", f"messages is {show(value)}; it must be a list of at least one message")
+    if len(value) > MAX_MESSAGES:
+        raise invalid("messages", f"messages has {len(value)} messages; it must be at most {MAX_MESSAGES}")
     messages = [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
     called: dict[str, str] = {}
     for message in messages:

@@ -119,6 +119,10 @@ class Metrics(Collector):
             earlier = (self._earlier_speculation, self._earlier_idle, self._earlier_swaps)
             _add_speculation(load, *earlier)
 
+    def speculation_counts(self) -> Counter[str]:
+        """What speculation did, over all workers so far; keys: those of `SPECULATION`."""
+        return self._speculation()[0]
+
     def _speculation(self) -> tuple[Counter[str], Counter[str], Counter[str]]:
         """Counts of speculation, steps without a draft by reason, and what became of trained heads, over all
         workers so far."""

@@ -31,6 +31,10 @@ class Output:
         self.cached_tokens: int | None = None
         """Prompt tokens found in the cache when the request first ran; None before that."""
         self.queue_ms: float | None = None
+        self.steps = 0
+        """Of the engine, with tokens of this request; the prefill's own does not count."""
+        self.step_tokens = 0
+        """Tokens that came of them."""
         self.finish: FinishReason | None = None
         self.error: str | None = None
 
@@ -43,6 +47,9 @@ class Output:
                 break
             if self.cached_tokens is None:  # a resumed request reports them anew; the first run counts
                 self.cached_tokens, self.queue_ms = chunk.cached_tokens, chunk.queue_ms
+            elif chunk.tokens and chunk.cached_tokens is None:
+                self.steps += 1
+                self.step_tokens += len(chunk.tokens)
             # A token that ended the request counts but is not shown.
             ended = chunk.stop_token is not None and chunk.tokens[-1:] == (chunk.stop_token,)
             shown = chunk.tokens[:-1] if ended else chunk.tokens

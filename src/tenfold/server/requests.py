@@ -17,6 +17,8 @@ from tenfold.server.prompts import MAX_CHOICES, parse_prompts
 from tenfold.server.tools import ToolUse, parse_tools
 
 MAX_STOPS = 16
+MAX_TOKEN_DIGITS = 10
+"""Of a token id that is written as a string."""
 TEMPERATURE = msgspec.structs.replace(RANGES["temperature"], high=2.0)
 """The engine takes higher ones; OpenAI's API does not."""
 SEEDS = 1 << 64
@@ -69,8 +71,8 @@ class ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self.params, seed=seed) if choice else self.params
 
 
-def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
-    """The body of ``/v1/chat/completions``. Raises `ApiError`."""
+def parse_chat(body: bytes | Fields, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
+    """The body of ``/v1/chat/completions``, as it came or taken apart. Raises `ApiError`."""
     fields = open_body(body, models)
     messages = parse_messages(fields.take("messages"))
     wanted = fields.boolean("logprobs")
@@ -100,8 +102,8 @@ def parse_chat(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequ
     )
 
 
-def parse_completion(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
-    """The body of ``/v1/completions``. Raises `ApiError`."""
+def parse_completion(body: bytes | Fields, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
+    """The body of ``/v1/completions``, as it came or taken apart. Raises `ApiError`."""
     fields = open_body(body, models)
     prompts = parse_prompts(fields.take("prompt"), vocab_size)
     logprobs = fields.integer("logprobs", _logprobs_range(vocab_size))
@@ -130,15 +132,9 @@ def parse_completion(body: bytes, models: tuple[str, ...], vocab_size: int) -> A
     )
 
 
-def read_fields(body: bytes, models: tuple[str, ...]) -> Fields:
+def read_fields(body: bytes | Fields, models: tuple[str, ...]) -> Fields:
     """The fields of a body that is for one of the models. Raises `ApiError`."""
-    try:
-        data = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
-    except RecursionError:
-        raise ApiError(400, "the body's JSON is nested too deeply", code="invalid_json") from None
-    fields = Fields(data)
+    fields = body if isinstance(body, Fields) else Fields(_decoded(body), len(body))
     model = fields.string("model")
     if model is not None and model not in models:
         raise ApiError(
@@ -150,7 +146,16 @@ def read_fields(body: bytes, models: tuple[str, ...]) -> Fields:
     return fields
 
 
-def open_body(body: bytes, models: tuple[str, ...]) -> Fields:
+def _decoded(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body's JSON is nested too deeply", code="invalid_json") from None
+
+
+def open_body(body: bytes | Fields, models: tuple[str, ...]) -> Fields:
     """A body taken apart, and the fields of all of OpenAI's APIs: the model and labels. Raises `ApiError`."""
     fields = read_fields(body, models)
     take_labels(fields)
@@ -254,7 +259,8 @@ def _logit_bias(value: Any, vocab_size: int) -> dict[int, float]:
         raise invalid("logit_bias", f"logit_bias is {show(value)}; it must be an object: token id to number")
     bias = {}
     for key, number in value.items():
-        if not key.isascii() or not key.isdigit() or int(key) >= vocab_size:
+        digits = key.isascii() and key.isdigit() and len(key) <= MAX_TOKEN_DIGITS
+        if not digits or int(key) >= vocab_size:
             raise invalid(
                 "logit_bias",
                 f"logit_bias has the key {show(key)}; keys must be token ids from 0 to {vocab_size - 1}",

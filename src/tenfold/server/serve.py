@@ -6,27 +6,42 @@ import asyncio
 import contextlib
 import errno
 import gc
+import ipaddress
 import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
 
+import msgspec
 import uvicorn
 import uvloop
 
 from tenfold.config import ResolvedPlan, ServeConfig
 from tenfold.protocol import EnginePlan
 from tenfold.server.app import App
+from tenfold.server.asgi import Layer
 from tenfold.server.chat_setup import choose_chat
+from tenfold.server.connection import Connection, Patience
+from tenfold.server.cors import Cors, check_origin
 from tenfold.server.flights import Flights
+from tenfold.server.keys import Keys, RequireKey, load_keys
 from tenfold.server.metrics import Metrics
+from tenfold.server.openapi import document
+from tenfold.server.page import FILES, Page
+from tenfold.server.stats import StatsSource
 from tenfold.server.text import Text
+from tenfold.server.tracing import TraceHandler
 from tenfold.worker.process import ENGINE_BUILDER
 
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
 """Longer than the usual load balancer's, so that it is not the server who hangs up on a request just sent."""
+
+OPEN_PATHS = frozenset({*FILES, "/health", "/ready", "/openapi.json"})
+"""What is answered without a key: what tells nothing of anybody's use, and what asks for the key."""
 
 ReadyCallback = Callable[[ResolvedPlan, str], None]
 """Told the plan and the server's URL once requests are welcome."""
@@ -70,11 +85,48 @@ def serve(
 
     Then it accepts nothing more, lets running requests go on for ``config.drain_s`` (a second signal cuts
     that short), and returns. Raises StartError (also later, when the supervision of the worker fails),
-    OSError, or what ``load_text`` raises.
+    OSError, ValueError for keys or origins that cannot be, or what ``load_text`` raises.
     """
+    traces = None if config.otlp_endpoint is None else TraceHandler(config.otlp_endpoint)
+    keys = None if config.api_key_file is None else load_keys(config.api_key_file)
+    for origin in config.cors_origins:
+        check_origin(origin)
     sock = bind(config.host, config.port)
     with sock:
-        uvloop.run(_serve(config, path, load_text, on_ready, builder, sock))
+        if keys is None and not _is_loopback(sock):
+            log.warning(
+                "listening on %s without --api-key-file: whoever reaches the port may use the model",
+                config.host,
+            )
+        with _told(traces):
+            uvloop.run(_serve(config, path, load_text, on_ready, builder, sock, keys))
+
+
+@contextlib.contextmanager
+def _told(traces: TraceHandler | None) -> Iterator[None]:
+    """The handler hears of requests meanwhile."""
+    if traces is None:
+        yield
+        return
+    requests = logging.getLogger("tenfold.requests")
+    requests.addHandler(traces)
+    try:
+        yield
+    finally:
+        requests.removeHandler(traces)
+        traces.close()
+
+
+def _is_loopback(sock: socket.socket) -> bool:
+    return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def _layers(config: ServeConfig, app: App, keys: Keys | None, metrics: Metrics) -> Layer:
+    """The application with what stands around it, outermost last."""
+    layer: Layer = Page(app)
+    if keys is not None:
+        layer = RequireKey(layer, keys, OPEN_PATHS, metrics)
+    return Cors(layer, config.cors_origins, strict=keys is None)
 
 
 async def _serve(
@@ -84,6 +136,7 @@ async def _serve(
     on_ready: ReadyCallback,
     builder: str,
     sock: socket.socket,
+    keys: Keys | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     metrics = Metrics()
@@ -106,6 +159,7 @@ async def _serve(
             return
         plan, text = started
         chat = choose_chat(text, config.tool_format, config.reasoning_format)
+        stats = StatsSource(config.model_name, plan, metrics, flights.not_ready)
         app = App(
             model=config.model_name,
             plan=plan,
@@ -114,12 +168,16 @@ async def _serve(
             flights=flights,
             metrics=metrics,
             chat=chat,
+            documents={
+                "/stats": lambda: msgspec.json.encode(stats.now()),
+                "/openapi.json": partial(document, plan.vocab_size, keys is not None),
+            },
         )
         server = _Server(
             uvicorn.Config(
-                app,
+                cast(Any, _layers(config, app, keys, metrics)),
                 loop="none",
-                http="httptools",
+                http=cast(Any, partial(Connection, patience=Patience(config.arrive_s, config.unread_s))),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -9,7 +9,7 @@ from tenfold.protocol import Constraint, SamplingParams
 from tenfold.server.api_tools import check_named, check_names, check_tool_list, flat_tool
 from tenfold.server.constraints import json_schema
 from tenfold.server.errors import invalid
-from tenfold.server.fields import Fields, check_flag, check_list, check_object, check_string, show
+from tenfold.server.fields import Fields, check_flag, check_list, check_object, check_string, is_among, show
 from tenfold.server.messages_api.conversation import check_cache_control, parse_conversation, parse_system
 from tenfold.server.requests import MAX_STOPS, ApiRequest, read_fields, seed_or_new
 from tenfold.server.tools import ToolUse
@@ -22,7 +22,7 @@ _TOOL = (
 )  # fmt: skip
 
 
-def parse_message(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
+def parse_message(body: bytes | Fields, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """A body that asks for an answer. Raises `ApiError`."""
     fields = read_fields(body, models)
     prompt = _prompt(fields)
@@ -54,7 +54,7 @@ def parse_message(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiR
     )
 
 
-def parse_count(body: bytes, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
+def parse_count(body: bytes | Fields, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """A body of ``/v1/messages/count_tokens``: what of a request goes into its prompt. Raises `ApiError`."""
     fields = read_fields(body, models)
     prompt = _prompt(fields)
@@ -155,7 +155,7 @@ def _tools(fields: Fields) -> ToolUse | None:
             ("eager_input_streaming", (True, False), "it must be true or false"),
             ("input_examples", ([],), "put examples into the description"),
         ):
-            if value.get(name) is not None and value[name] not in allowed:
+            if value.get(name) is not None and not is_among(value[name], allowed):
                 raise invalid(
                     f"{where}.{name}",
                     f"{where}.{name} is {show(value[name])}; {why}",

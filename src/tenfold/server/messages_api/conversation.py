@@ -8,6 +8,7 @@ import msgspec
 
 from tenfold.server.errors import invalid
 from tenfold.server.fields import check_flag, check_object, check_string, show
+from tenfold.server.messages import MAX_MESSAGES
 
 _NOT_TEXT = ("image", "document", "search_result", "container_upload", "redacted_thinking")
 
@@ -26,6 +27,8 @@ def parse_conversation(value: Any) -> list[dict[str, Any]]:
         raise invalid("messages", "messages is missing", code="missing_parameter")
     if not isinstance(value, list) or not value:
         raise invalid("messages", f"messages is {show(value)}; it must be a list of at least one message")
+    if len(value) > MAX_MESSAGES:
+        raise invalid("messages", f"messages has {len(value)} messages; it must be at most {MAX_MESSAGES}")
     messages: list[dict[str, Any]] = []
     called: dict[str, str] = {}
     for index, item in enumerate(value):

@@ -9,10 +9,10 @@ from tenfold.protocol import Constraint, SamplingParams
 from tenfold.server.api_tools import check_named, check_names, check_tool_list, flat_tool
 from tenfold.server.constraints import json_schema
 from tenfold.server.errors import invalid
-from tenfold.server.fields import Fields, check_object, check_string, show
+from tenfold.server.fields import Fields, check_object, check_string, is_among, show
 from tenfold.server.requests import TEMPERATURE, ApiRequest, read_fields, seed_or_new, take_labels
 from tenfold.server.responses_api.items import Item, conversation_of, parse_input
-from tenfold.server.responses_api.store import ResponseStore
+from tenfold.server.responses_api.store import Shelf
 from tenfold.server.tools import ToolUse
 
 _NAMES = {
@@ -38,7 +38,7 @@ class ResponsesRequest(ApiRequest, frozen=True, kw_only=True):
 
 
 def parse_response(
-    body: bytes, models: tuple[str, ...], vocab_size: int, store: ResponseStore
+    body: bytes | Fields, models: tuple[str, ...], vocab_size: int, store: Shelf
 ) -> ResponsesRequest:
     """A body; what came before it is in the store. Raises `ApiError`."""
     fields = read_fields(body, models)
@@ -66,7 +66,7 @@ def parse_response(
     options = fields.take("stream_options")
     if options is not None:
         check_object("stream_options", options, ("include_obfuscation",))
-        if options.get("include_obfuscation") not in (None, False):
+        if not is_among(options.get("include_obfuscation"), (None, False)):
             raise invalid(
                 "stream_options.include_obfuscation",
                 "stream_options.include_obfuscation: events are not padded",
@@ -104,7 +104,7 @@ def parse_response(
         names=_NAMES,
         input=own,
         conversation=items,
-        kept_bytes=len(body) + (before.bytes if before else 0),
+        kept_bytes=fields.size + (before.bytes if before else 0),
         store=stored is not False,
         shown=shown,
     )
@@ -224,7 +224,7 @@ def _text(value: Any) -> tuple[Constraint | None, dict[str, Any]]:
             f"text.verbosity is {show(verbosity)}; models here know no such setting; say it in a message",
             code="unsupported_value",
         )
-    form = value.get("format") or {"type": "text"}
+    form = {"type": "text"} if value.get("format") is None else value["format"]
     return _format(form), {"format": form, **({} if verbosity is None else {"verbosity": verbosity})}
 
 

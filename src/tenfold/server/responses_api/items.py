@@ -214,12 +214,16 @@ def _output(where: str, value: dict[str, Any]) -> Item:
     }
 
 
+def _list(value: Any) -> Any:
+    return [] if value is None else value
+
+
 def _reasoning(where: str, value: dict[str, Any]) -> Item:
     check_object(where, value, _REASONING)
     return {
         "id": _id(where, value, "rs"),
         "type": "reasoning",
-        "summary": _parts(f"{where}.summary", value.get("summary") or [], ("summary_text",)),
-        "content": _parts(f"{where}.content", value.get("content") or [], ("reasoning_text",)),
+        "summary": _parts(f"{where}.summary", _list(value.get("summary")), ("summary_text",)),
+        "content": _parts(f"{where}.content", _list(value.get("content")), ("reasoning_text",)),
         "status": "completed",
     }

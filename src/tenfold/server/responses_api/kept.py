@@ -9,7 +9,7 @@ import msgspec
 
 from tenfold.server.errors import ApiError, invalid
 from tenfold.server.fields import show
-from tenfold.server.responses_api.store import ResponseStore
+from tenfold.server.responses_api.store import Shelf
 
 PREFIX = "/v1/responses/"
 _ITEMS = "/input_items"
@@ -21,7 +21,7 @@ def methods_of(path: str) -> tuple[str, ...]:
     return ("GET", "HEAD") if path.endswith(_ITEMS) else ("GET", "HEAD", "DELETE")
 
 
-def kept_response(store: ResponseStore, method: str, path: str, query: bytes) -> bytes:
+def kept_response(store: Shelf, method: str, path: str, query: bytes) -> bytes:
     """The body that answers. Raises ApiError."""
     id = path.removeprefix(PREFIX)
     asked = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
@@ -37,7 +37,7 @@ def kept_response(store: ResponseStore, method: str, path: str, query: bytes) ->
     return msgspec.json.encode(store.get(id).response)
 
 
-def _items(store: ResponseStore, id: str, asked: dict[str, str]) -> dict[str, Any]:
+def _items(store: Shelf, id: str, asked: dict[str, str]) -> dict[str, Any]:
     _only(asked, ("limit", "order", "after"))
     limit, order, after = asked.get("limit", "20"), asked.get("order", "desc"), asked.get("after")
     if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= _MOST_ITEMS:

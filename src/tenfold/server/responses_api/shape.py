@@ -23,7 +23,7 @@ from tenfold.server.answer_events import (
 from tenfold.server.errors import ApiError
 from tenfold.server.responses_api.body import ResponsesRequest
 from tenfold.server.responses_api.items import Item, new_id
-from tenfold.server.responses_api.store import Kept, ResponseStore
+from tenfold.server.responses_api.store import Kept, Shelf
 from tenfold.server.shapes import encode
 
 _PART = {"message": "output_text", "reasoning": "reasoning_text"}
@@ -37,7 +37,7 @@ class ResponseShape:
     request wants it.
     """
 
-    def __init__(self, created: int, model: str, parsed: ResponsesRequest, store: ResponseStore) -> None:
+    def __init__(self, created: int, model: str, parsed: ResponsesRequest, store: Shelf) -> None:
         self._id = new_id("resp")
         self._created = created
         self._model = model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,14 +32,15 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 class ResponseStore:
     """The last responses of this process; what was used longest ago goes first.
 
-    They are lost with the process. Whoever knows an id may read the response: ids cannot be guessed. Safe to
-    use from several threads.
+    They are lost with the process. Each lies on the shelf of the API key that it was asked for with. Whoever
+    has that key (anybody, where no keys are asked for) and knows the id may read it; ids cannot be guessed.
+    Safe to use from several threads.
     """
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], Kept] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -50,29 +52,34 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, id: str, kept: Kept) -> None:
+    def shelf(self, owner: str) -> Shelf:
+        """What is the owner's: see `asgi.key_owner`."""
+        return Shelf(self, owner)
+
+    def keep(self, owner: str, id: str, kept: Kept) -> None:
         """Takes a response in; one that is larger than all the memory is not kept."""
         with self._lock:
             if kept.bytes > self._max_bytes:
                 return
-            self._kept[id] = kept
+            self._kept[owner, id] = kept
             self._bytes += kept.bytes
             while len(self._kept) > self._max_responses or self._bytes > self._max_bytes:
                 self._bytes -= self._kept.popitem(last=False)[1].bytes
 
-    def get(self, id: str, param: str | None = None) -> Kept:
-        """A response. Raises ApiError (404) where there is none; ``param`` is the field that named it."""
+    def get(self, owner: str, id: str, param: str | None = None) -> Kept:
+        """A response. Raises ApiError (404) where the owner has none of that id; ``param`` is the field that
+        named it."""
         with self._lock:
-            kept = self._kept.get(id)
+            kept = self._kept.get((owner, id))
             if kept is None:
                 raise self._lost(id, param)
-            self._kept.move_to_end(id)
+            self._kept.move_to_end((owner, id))
             return kept
 
-    def delete(self, id: str) -> None:
-        """Forgets one. Raises ApiError (404) where there is none."""
+    def delete(self, owner: str, id: str) -> None:
+        """Forgets one. Raises ApiError (404) where the owner has none of that id."""
         with self._lock:
-            kept = self._kept.pop(id, None)
+            kept = self._kept.pop((owner, id), None)
             if kept is None:
                 raise self._lost(id, None)
             self._bytes -= kept.bytes
@@ -86,3 +93,23 @@ class ResponseStore:
             param=param,
             code="previous_response_not_found" if param else "not_found",
         )
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """One owner's part of a store: its methods, for that owner."""
+
+    store: ResponseStore
+    owner: str
+
+    def keep(self, id: str, kept: Kept) -> None:
+        """See `ResponseStore.keep`."""
+        self.store.keep(self.owner, id, kept)
+
+    def get(self, id: str, param: str | None = None) -> Kept:
+        """See `ResponseStore.get`."""
+        return self.store.get(self.owner, id, param)
+
+    def delete(self, id: str) -> None:
+        """See `ResponseStore.delete`."""
+        self.store.delete(self.owner, id)
