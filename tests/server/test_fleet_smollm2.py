@@ -91,7 +91,7 @@ def test_workers_share_the_disk_tier(tmp_path: Path) -> None:
         assert answer(server, 1) == first
         wait_for(lambda: metrics()["kv_disk_restored_pages_total"] > 0, 60)
         restored = metrics()["kv_disk_restored_pages_total"]
-        wait_for(lambda: len(server.worker_pids()) == 2, 60)
+        wait_for(lambda: sum(v for k, v in metrics().items() if 'state="up"' in k) == 2, 60)
         earlier = set(server.worker_pids())
         os.kill(server.pid, signal.SIGHUP)
         wait_for(lambda: len(server.worker_pids()) == 2 and earlier.isdisjoint(server.worker_pids()), 120)

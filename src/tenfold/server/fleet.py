@@ -166,7 +166,8 @@ class Fleet:
     async def roll(self, drain_s: float) -> None:
         """Replaces the workers one after another. Each gets nothing new, its requests may take ``drain_s``
         to end, and what is left then goes on elsewhere. Where there is no other worker, requests wait for the
-        new one. Ends early, with the others untouched, when a worker cannot be started again."""
+        new one. A worker that is just being started is not replaced, but waited for. Ends early, with the
+        others untouched, when a worker cannot be started again."""
         try:
             for post in self.posts:
                 await self._replace(post, drain_s)
