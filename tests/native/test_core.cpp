@@ -72,7 +72,12 @@ struct Step {
   }
   void want(int row) {
     selected.push_back(row);
-    sampling.push_back({1.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f, 0, 7, row, nullptr, nullptr, 0, nullptr, nullptr, 0, -1});
+    SampleParams p{};
+    p.temperature = p.top_p = p.repetition = 1.0f;
+    p.seed = 7;
+    p.position = row;
+    p.logprobs = -1;
+    sampling.push_back(p);
   }
   void run(Program& program) {
     const size_t n = selected.size(), width = static_cast<size_t>(std::max(top, 0));
@@ -107,7 +112,9 @@ struct Step {
     for (size_t i = 0; i < drawn.size(); ++i) {
       const float* row = logits.data() + i * kVocab;
       const bool any = std::any_of(row, row + kVocab, [](float x) { return x > -INFINITY; });
-      CHECK(drawn[i] < kVocab && (drawn[i] >= 0 || !any || sampling[i].biases > 0));
+      const uint32_t* mask = sampling[i].mask;
+      CHECK(drawn[i] < kVocab && (drawn[i] >= 0 || !any || sampling[i].biases > 0 || mask));
+      if (mask && drawn[i] >= 0) CHECK(mask[drawn[i] / 32] >> (drawn[i] % 32) & 1u);
     }
   }
 };
@@ -362,6 +369,7 @@ void test_broken_activations() {
 void test_sampling() {
   const Ints history{3, 52, 0}, counts{1, 0, -7}, biased{52, 52, 1};
   const std::vector<float> bias{-INFINITY, 1.0f, 100.0f};
+  std::vector<uint32_t> mask((kVocab + 31) / 32);
   for (const std::string& isa : isa_levels()) {
     Model model({Format::Q8, 32, false, false}, isa, 2, KvFormat::BF16);
     std::mt19937 random(3);
@@ -370,7 +378,9 @@ void test_sampling() {
       Step step;
       step.part(kShort, 0, 20, kShortTable);
       step.top = 9;
+      for (uint32_t& word : mask) word = static_cast<uint32_t>(random() % 3 == 0 ? 0u : random());
       for (SampleParams& p : step.sampling) {
+        if (random() % 2 == 0) p.mask = mask.data();
         p.temperature = any({0.0f, 1e-6f, 0.5f, 1.0f, 100.0f, -1.0f, NAN, INFINITY});
         p.top_p = any({1.0f, 0.9f, 0.2f, 1e-9f, 0.0f, -1.0f, NAN});
         p.min_p = any({0.0f, 0.1f, 1.0f, 2.0f, NAN});
