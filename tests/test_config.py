@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from tenfold.config import (
     PAGE_ROWS,
     ResolvedPlan,
     ServeConfig,
+    check_kv_disk,
     check_kv_memory,
     explain_kv,
     format_bytes,
@@ -139,3 +141,14 @@ def test_the_plan_is_for_people_and_for_machines() -> None:
 def test_bytes_for_people(size: int, text: str) -> None:
     """In the unit that reads best."""
     assert format_bytes(size) == text
+
+
+def test_a_disk_folder_that_cannot_be_is_found_before_anything_starts(tmp_path: Path) -> None:
+    """A folder is made; a file, nothing at all, and a place where none can be made are refused by name."""
+    check_kv_disk(None)
+    check_kv_disk(str(tmp_path / "a" / "b"))
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    for wrong in (str(tmp_path / "file"), "", str(tmp_path / "file" / "c"), "/proc/tier"):
+        with pytest.raises(ValueError, match="kv_disk"):
+            check_kv_disk(wrong)

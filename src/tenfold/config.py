@@ -207,6 +207,24 @@ def check_kv_memory(requested_bytes: int | None, total_bytes: int) -> None:
         )
 
 
+def check_kv_disk(folder: str | None) -> None:
+    """Makes the folder of the disk tier if it is not there. Raises ValueError for one that cannot be written.
+    (When a server starts, and not later: a disk that fails then costs the cache and nothing else.)"""
+    if folder is None:
+        return
+    path = Path(folder)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        why = "" if os.access(path, os.W_OK | os.X_OK) else "it cannot be written"
+    except OSError as error:
+        why = "it is no folder" if path.exists() else error.strerror or str(error)
+    if not folder or why:
+        raise ValueError(
+            f"kv_disk (--kv-disk) is {folder!r}: {why or 'it is empty'}; give a folder that can be written, "
+            "or leave it out"
+        )
+
+
 def plan_kv(
     requested_bytes: int | None, available_bytes: int, page_bytes: int, max_context: int, max_running: int
 ) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 import gguf
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 from tenfold.backends.base import CompileOptions
 from tenfold.bench.shapes import SHAPES, SYNTH_FORMATS, Shape, SynthFormat
 from tenfold.bench.stepping import OneSequence
+from tenfold.bench.synth import run
 from tenfold.checkpoint.gguf import GGUFFile
 from tenfold.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from tenfold.checkpoint.gguf_write import NewTensor, write_gguf
@@ -176,3 +178,12 @@ def _written(folder: Path, shape: Shape, requested: SynthFormat) -> Path:
     path = folder / f"{shape.vocab}.gguf"
     write_model(shape, model_tensors(shape, requested, 0), path, "test")
     return path
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+    """`--force` replaces a file, and neither a folder nor a device or pipe."""
+    os.mkfifo(tmp_path / "pipe")
+    for there in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ValueError, match="give a file"):
+            run("tiny", "q4_0", there, 0, force=True, as_json=False)
+    assert (tmp_path / "pipe").is_fifo()

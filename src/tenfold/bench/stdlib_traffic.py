@@ -89,6 +89,8 @@ def stdlib_traffic(count: int, seed: int = 0, library: Path | None = None) -> It
 def write_traffic(path: Path, lines: Iterable[dict[str, Any]], force: bool) -> int:
     """Writes the lines to a file, and returns how many they are. Raises ValueError for a file that is there
     already, unless ``force`` replaces it; OSError."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is there already, and is no file; give another name")
     if path.exists() and not force:
         raise ValueError(f"{path} is there already; give another name, or replace it with --force")
     encoded = [msgspec.json.encode(line) + b"\n" for line in lines]

@@ -75,10 +75,11 @@ class SynthFile(msgspec.Struct, frozen=True):
 def run(shape: str, requested: SynthFormat, path: Path, seed: int, force: bool, as_json: bool) -> str:
     """Writes the file with a progress bar and returns the report, text or one JSON object.
 
-    Raises ValueError for a file that is there already, unless ``force``; and as `write_model` does.
+    Raises ValueError for a file that is there already, unless ``force``, and for what is there and is no
+    file (a folder, a device); and as `write_model` does.
     """
-    if path.is_dir() or (path.exists() and not force):
-        remedy = "give a file" if path.is_dir() else "choose another, or replace it with --force"
+    if path.exists() and not (force and path.is_file()):
+        remedy = "choose another, or replace it with --force" if path.is_file() else "give a file"
         raise ValueError(f"{path} is there already; {remedy}")
     tensors = model_tensors(SHAPES[shape], requested, seed)
     total = sum(tensor.size for tensor in tensors)

@@ -30,7 +30,6 @@ class TraceHandler(logging.Handler):
 
     def __init__(self, endpoint: str) -> None:
         """Raises ValueError when the extra is not installed, or ``endpoint`` is no URL."""
-        super().__init__()
         url = check_endpoint(endpoint)
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -39,6 +38,8 @@ class TraceHandler(logging.Handler):
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
             raise ValueError("--otlp-endpoint needs the extra: pip install 'tenfold[otel]'") from None
+        # Last of what may fail: from here on logging closes the handler when the process ends.
+        super().__init__()
         self._exporter = OTLPSpanExporter(endpoint=url, timeout=FLUSH_S)
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": "tenfold"}), shutdown_on_exit=False
