@@ -103,7 +103,7 @@ GENERATE_MAX_TOKENS = 512
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved plan as JSON.")
 def serve(model: str, as_json: bool, log_level: str, **options: Any) -> None:
-    """Serve MODEL over HTTP, with OpenAI's API.
+    """Serve MODEL over HTTP, with OpenAI's and Anthropic's APIs.
 
     \b
     Examples:
