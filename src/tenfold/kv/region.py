@@ -25,6 +25,7 @@ from typing import Literal
 import msgspec
 
 from tenfold.kv.segment import page_sum
+from tenfold.kv.vectored import read_all, write_all
 
 State = Literal["open", "complete", "failed"]
 _STATES: tuple[State, ...] = ("open", "complete", "failed")
@@ -177,18 +178,8 @@ class Mapped:
     def read(self, first: int, pages: Sequence[memoryview]) -> int:
         """Copies ready pages out; returns how many, from the first on, are what was put in. Raises
         TransferError as `progress` does."""
-        buffers = list(pages)
-        offset = self.contents.page_at(first)
-        while buffers:
-            read = os.preadv(self.file, buffers, offset)
-            if not read:
-                break
-            offset += read
-            while buffers and read >= len(buffers[0]):
-                read -= len(buffers.pop(0))
-            if read:
-                buffers[0] = buffers[0][read:]
-        good = right(pages[: len(pages) - len(buffers)], self.sums(first, len(pages)))
+        whole = read_all(self.file, pages, self.contents.page_at(first))
+        good = right(pages[:whole], self.sums(first, len(pages)))
         self.progress()
         return good
 
@@ -207,15 +198,3 @@ def right(pages: Sequence[memoryview], sums: bytes) -> int:
         if page_sum(page).to_bytes(8, "little") != sums[8 * i : 8 * i + 8]:
             return i
     return len(pages)
-
-
-def write_all(file: int, pages: Sequence[memoryview], offset: int) -> None:
-    """Writes buffers one after another. Raises OSError."""
-    buffers = list(pages)
-    while buffers:
-        written = os.pwritev(file, buffers, offset)
-        offset += written
-        while buffers and written >= len(buffers[0]):
-            written -= len(buffers.pop(0))
-        if written:
-            buffers[0] = buffers[0][written:]

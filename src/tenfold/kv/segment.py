@@ -27,6 +27,7 @@ import numpy as np
 import xxhash
 
 from tenfold.backends.base import PAGE_ROWS
+from tenfold.kv.vectored import read_all, write_all
 
 MOST_PAGES = 32
 """Of a run."""
@@ -132,15 +133,7 @@ def read_head(file: int, offset: int, size: int, page_bytes: int, seed: int) -> 
 
 def write_pages(file: int, run: Run, pages: Sequence[memoryview]) -> None:
     """Writes a run's pages; the run is not there before its head is. Raises OSError."""
-    buffers = list(pages)
-    offset = run.offset + run.head_bytes
-    while buffers:
-        written = os.pwritev(file, buffers, offset)
-        offset += written
-        while buffers and written >= len(buffers[0]):
-            written -= len(buffers.pop(0))
-        if written:
-            buffers[0] = buffers[0][written:]
+    write_all(file, pages, run.offset + run.head_bytes)
 
 
 def write_head(file: int, run: Run, seed: int) -> None:
@@ -153,18 +146,7 @@ def write_head(file: int, run: Run, seed: int) -> None:
 def read_pages(file: int, run: Run, place: int, pages: Sequence[memoryview], page_bytes: int) -> int:
     """Reads consecutive pages of a run, the first its number ``place``; returns how many of them, from the
     first on, are what was written. Raises OSError."""
-    buffers = list(pages)
-    offset = run.page_offset(place, page_bytes)
-    while buffers:
-        read = os.preadv(file, buffers, offset)
-        if not read:
-            break
-        offset += read
-        while buffers and read >= len(buffers[0]):
-            read -= len(buffers.pop(0))
-        if read:
-            buffers[0] = buffers[0][read:]
-    whole = len(pages) - len(buffers)
+    whole = read_all(file, pages, run.page_offset(place, page_bytes))
     for i in range(whole):
         if page_sum(pages[i]) != run.sums[place + i]:
             return i
