@@ -8,12 +8,13 @@ import logging
 import os
 import re
 import stat
+from collections import Counter
+from typing import Protocol
 
 from tenfold.server.asgi import Layer, Receive, Scope, Send, header, request_id
 from tenfold.server.endpoints import endpoint_at
 from tenfold.server.errors import ApiError
 from tenfold.server.exchange import answer_error
-from tenfold.server.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +38,14 @@ class Keys:
         known = sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
         return digest.hex() if known else None
 
+    def shares(self, other: Keys) -> bool:
+        """Whether a key is in both."""
+        return not set(self._digests).isdisjoint(other._digests)
 
-def load_keys(path: str) -> Keys:
-    """The keys of a file: one a line; empty lines, and lines that begin with ``#``, do not count.
+
+def load_keys(path: str, option: str = "--api-key-file") -> Keys:
+    """The keys of a file: one a line; empty lines, and lines that begin with ``#``, do not count. ``option``:
+    what named the file.
 
     Warns when others than the file's owner can read it. Raises ValueError naming file and line; OSError.
     """
@@ -58,14 +64,23 @@ def load_keys(path: str) -> Keys:
             )
         keys.append(line)
     if not keys:
-        raise ValueError(f"{path} has no key; write one a line, or leave --api-key-file out")
+        raise ValueError(f"{path} has no key; write one a line, or leave {option} out")
     return Keys(keys)
+
+
+class Refusals(Protocol):
+    """Where refusals are counted."""
+
+    @property
+    def rejected(self) -> Counter[str]:
+        """By HTTP status."""
+        ...
 
 
 class RequireKey:
     """Lets through what has a key, and what anybody may ask for; the rest is 401."""
 
-    def __init__(self, app: Layer, keys: Keys, open_paths: frozenset[str], metrics: Metrics) -> None:
+    def __init__(self, app: Layer, keys: Keys, open_paths: frozenset[str], metrics: Refusals) -> None:
         self._app = app
         self._keys = keys
         self._open = open_paths

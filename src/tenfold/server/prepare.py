@@ -17,6 +17,7 @@ from tenfold.server.chat_setup import ChatSetup, new_answer
 from tenfold.server.choices import Choice
 from tenfold.server.endpoints import COUNT_TOKENS, Endpoint, Opening
 from tenfold.server.errors import ApiError, invalid
+from tenfold.server.fields import Fields
 from tenfold.server.requests import ApiRequest
 from tenfold.server.shapes import Shape
 from tenfold.server.text import ChatPrompt, Text
@@ -43,7 +44,7 @@ class Preparer:
         self.text = text
         self._chat = chat
 
-    def job(self, endpoint: Endpoint, body: bytes, id: str) -> Job:
+    def job(self, endpoint: Endpoint, body: bytes | Fields, id: str) -> Job:
         """The job of a body; ``id`` is the request's.
 
         Raises ApiError: a field is wrong, there are too many tokens or none, or the template refuses.
@@ -79,7 +80,7 @@ class Preparer:
         opening = Opening(id, int(time.time()), self.model, self.text, parsed, echoes)
         return Job(parsed, choices, endpoint.shape(opening))
 
-    def count(self, body: bytes) -> bytes:
+    def count(self, body: bytes | Fields) -> bytes:
         """What answers a body of ``/v1/messages/count_tokens``: the tokens of its prompt, whether there is
         room to answer it or not. Raises ApiError."""
         parsed = COUNT_TOKENS.parse(body, (self.model,), self.plan.vocab_size)
