@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +135,13 @@ def running_server(
 
 
 @contextlib.contextmanager
-def serving_model(log: Path, model: str = "smollm2") -> Iterator[ServerProcess]:
-    """`tenfold serve MODEL`, as a user starts it; at exit it must stop cleanly."""
+def serving_model(
+    log: Path, *models: str, kv_memory: str = "256MiB", options: Sequence[str] = ()
+) -> Iterator[ServerProcess]:
+    """`tenfold serve MODEL...` (smollm2), as a user starts it; at exit it must stop cleanly."""
     cli = [sys.executable, "-c", "from tenfold.cli import main; main()"]
-    command = [*cli, "serve", model, "--port", "0", "--kv-memory", "256MiB", "--json"]
+    command = [*cli, "serve", *(models or ["smollm2"]), "--port", "0", "--kv-memory", kv_memory, "--json"]
+    command += options
     with log.open("w") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     with process:

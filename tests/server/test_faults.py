@@ -333,7 +333,10 @@ def test_a_stop_while_the_model_loads(tmp_path: Path) -> None:
     config = {"model": json.dumps({"load_s": 30}), "port": 0}
     code = "from tests.helpers.server_process import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, json.dumps(config), BUILDER], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, json.dumps([config]), BUILDER],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     with process:
         time.sleep(1.5)
