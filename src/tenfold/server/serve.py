@@ -203,7 +203,8 @@ async def _serve(
 
 
 def _document(models: Models, keys: bool, admin: bool) -> bytes:
-    vocab_size = max((model.plan.vocab_size for model in models.all), default=1)
+    # Without a model no body is answered, and any token may become one again.
+    vocab_size = max((model.plan.vocab_size for model in models.all), default=1 << 18)
     return document(vocab_size, keys, admin=admin, several=len(models.all) > 1)
 
 
