@@ -220,7 +220,7 @@ def test_texts_are_those_of_a_server_of_one_model(tmp_path: Path) -> None:
                 found[name].append("".join(chunk.choices[0].delta.content or "" for chunk in stream))
         return found
 
-    single = {}
+    single: dict[str, list[str]] = {}
     for name, path in paths.items():
         with serving_model(tmp_path / name, path, kv_memory="4MiB", options=["--name", name]) as server:
             single |= texts(server, [name])
