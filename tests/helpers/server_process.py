@@ -24,6 +24,17 @@ BUILDER = "tests.helpers.fake_engine:build_fake_engine"
 ROOT = Path(__file__).resolve().parents[2]
 
 
+FAR_AWAY = "far away"
+"""A model that it takes a minute to find."""
+
+
+def locate(model: str) -> str:
+    """A fake model is its own path."""
+    if model == FAR_AWAY:
+        time.sleep(60)
+    return model
+
+
 def main() -> None:
     """The server's process: two arguments, ServeConfigs of its models as JSON and the engine's builder."""
     import logging
@@ -42,7 +53,7 @@ def main() -> None:
         print(json.dumps({"url": url, "plan": plan.to_json()}), flush=True)
 
     more = [(other, other.model) for other in others]
-    serve(config, config.model, load_fake_text, ready, sys.argv[2], others=more, locate=str)
+    serve(config, config.model, load_fake_text, ready, sys.argv[2], others=more, locate=locate)
 
 
 class ServerProcess:

@@ -17,7 +17,14 @@ from tenfold.server.serve import serve
 from tests.helpers import expected
 from tests.helpers.fake_engine import FakeConfig
 from tests.helpers.fake_text import load_fake_text
-from tests.helpers.server_process import ServerProcess, path_of, running_server, serving_model, wait_for
+from tests.helpers.server_process import (
+    FAR_AWAY,
+    ServerProcess,
+    path_of,
+    running_server,
+    serving_model,
+    wait_for,
+)
 from tests.helpers.tiny_served import write_tiny
 
 ADMIN = {"authorization": "Bearer admin-key"}
@@ -203,9 +210,11 @@ def test_a_name_is_loaded_once(server: ServerProcess) -> None:
     assert load(server, "more").status_code == 409
 
 
-def test_a_stop_ends_loading_too(server: ServerProcess) -> None:
-    """SIGTERM while a model loads: whoever asked for it is told, and the server ends."""
-    waiting = in_thread(lambda: load(server, "more", FakeConfig(load_s=30)))
+@pytest.mark.parametrize("model", [path_of(FakeConfig(load_s=30)), FAR_AWAY])
+def test_a_stop_ends_loading_too(server: ServerProcess, model: str) -> None:
+    """SIGTERM while a model loads, or is fetched: whoever asked for it is told, and the server ends."""
+    body = {"model": model, "name": "more"}
+    waiting = in_thread(lambda: httpx.post(server.url + PATH, json=body, headers=ADMIN, timeout=60))
     wait_for(lambda: states(server).get("more") == "loading")
     assert server.stop() == 0
     assert waiting().status_code == 503

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from tenfold.config import ResolvedPlan, ServeConfig, available_memory, total_memory
 from tenfold.protocol import EnginePlan
@@ -305,5 +307,27 @@ async def _until_idle(model: ServedModel, seconds: float) -> None:
 
 
 async def _apart(work: Callable[..., T], *given: object) -> T:
-    """In a thread."""
-    return await asyncio.get_running_loop().run_in_executor(None, lambda: work(*given))
+    """In a thread of its own, which a server that stops does not wait for: a model may be on its way from the
+    hub for an hour."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: Exception | None) -> None:
+        if done.done():
+            return  # nobody waits any more
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast(T, result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work(*given)
+        except Exception as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, result, error)
+
+    threading.Thread(target=run, daemon=True, name="loading").start()
+    return await done
