@@ -22,6 +22,11 @@ class Wanted:
     kv: int
     """Bytes, of all its workers; 0 where the server chooses by what is free."""
 
+    @property
+    def bytes(self) -> int:
+        """All together."""
+        return self.weights + self.kv
+
     def __str__(self) -> str:
         kv = f" + {format_bytes(self.kv)} of KV memory" if self.kv else ""
         return f"{self.name}: {format_bytes(self.weights)} of weights{kv}"
@@ -55,7 +60,7 @@ def weight_bytes(path: str, format: str) -> int:
 
 def check_together(wants: Sequence[Wanted], total_bytes: int) -> None:
     """Raises ValueError when several models want more memory than there is in all."""
-    everything = sum(want.weights + want.kv for want in wants)
+    everything = sum(want.bytes for want in wants)
     if everything > total_bytes:
         raise ValueError(
             f"these models want {format_bytes(everything)} of memory ({'; '.join(map(str, wants))}), but "
@@ -67,11 +72,12 @@ def check_together(wants: Sequence[Wanted], total_bytes: int) -> None:
 def check_room(want: Wanted, free_bytes: int, loaded: Sequence[str]) -> None:
     """Raises ValueError when a model that is to be loaded beside others wants more than is free now: the
     system would end some process for it, maybe another model's."""
-    if want.weights + want.kv > free_bytes:
+    if want.bytes > free_bytes:
+        free = format_bytes(max(0, free_bytes))
         others = f"; loaded are {', '.join(loaded)}" if loaded else ""
         raise ValueError(
-            f"there is no room for {want}: {format_bytes(free_bytes)} are free{others}. Unload one, or ask "
-            "for a smaller kv_memory or fewer workers"
+            f"there is no room for {want}: {free} are free{others}. Unload one, or ask for a "
+            "smaller kv_memory or fewer workers"
         )
 
 

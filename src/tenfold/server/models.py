@@ -24,7 +24,7 @@ from tenfold.server.errors import ApiError, invalid, unavailable
 from tenfold.server.fields import show
 from tenfold.server.flights import Flights
 from tenfold.server.host import StartError
-from tenfold.server.memory import check_room, check_together, give_back, settle, wanted
+from tenfold.server.memory import Wanted, check_room, check_together, give_back, settle, wanted
 from tenfold.server.metrics import Metrics
 from tenfold.server.responses_api.store import ResponseStore
 from tenfold.server.served import ServedModel
@@ -64,6 +64,8 @@ class Models:
         self._served: dict[str, ServedModel] = {}
         self._loading: dict[str, asyncio.Task[ServedModel]] = {}
         self._leaving: dict[str, ServedModel] = {}
+        self._wanted: dict[str, Wanted] = {}
+        """By those that are being loaded: it is not taken yet, and not free any more."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._rolling: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
@@ -166,7 +168,8 @@ class Models:
 
     def _loaded(self, name: str, task: asyncio.Task[ServedModel]) -> None:
         del self._loading[name]
-        task.exception()  # whoever waited for it may have gone
+        if not task.cancelled():
+            task.exception()  # whoever waited for it may have gone
 
     async def _load(self, config: ServeConfig) -> ServedModel:
         name = config.model_name
@@ -175,7 +178,9 @@ class Models:
         try:
             path = await _apart(self._sources.locate, config.model)
             want = await _apart(wanted, config, path)
-            check_room(want, available_memory(), [str(model) for model in self.all])
+            others = sum(each.bytes for each in self._wanted.values())
+            check_room(want, available_memory() - others, [str(model) for model in self.all])
+            self._wanted[name] = want
             model = await self._open(config, path, 1)
         except (ValueError, OSError, StartError) as error:
             log.error("%s was not loaded: %s", name, error)
@@ -184,6 +189,8 @@ class Models:
             ) from None
         except asyncio.CancelledError:
             raise unavailable(self._closing or f"loading {name} was ended", 1) from None
+        finally:
+            self._wanted.pop(name, None)
         self._add(model)
         settle()
         log.info("%s is served, after %.1f s", name, time.monotonic() - began)
@@ -210,7 +217,7 @@ class Models:
         except BaseException as error:
             starting.cancel()
             await flights.stop()
-            if isinstance(error, StartError) and not self._alone:
+            if isinstance(error, StartError) and count > 1:
                 raise StartError(f"{config.model_name}: {error}") from None
             raise
         resolved = ResolvedPlan(config=config, path=path, engine=plan, chat=chat.lines(), models=count)
@@ -264,8 +271,9 @@ class Models:
 
     async def _roll(self) -> None:
         for model in self.all:
-            model.flights.roll()
-            await model.flights.rolled()
+            if self._served.get(model.name) is model:  # it may have gone meanwhile
+                model.flights.roll()
+                await model.flights.rolled()
 
     async def failed(self) -> None:
         """Waits until nobody looks after some model's workers any more; then `stop` raises."""
