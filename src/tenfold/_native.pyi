@@ -1,5 +1,5 @@
-"""The compiled core. `native/bindings*.cpp` define it; `backends/native.py` is its user, for the
-suffix index `speculate/suffix.py`, for decisions `speculate/controller.py`, and beside them the benchmarks."""
+"""The compiled core. `native/bindings*.cpp` define it; `backends/native.py` is its user, for the suffix
+index `speculate/suffix.py`, for decisions `speculate/controller.py`, and beside them the benchmarks."""
 
 from collections.abc import Sequence
 from typing import Any
