@@ -99,10 +99,10 @@ bool Asker::ask() {
 }
 
 void Asker::answer(const Drafts& drafts, double took_ms) {
-  const Question& q = question_;
-  Source& source = sources_[q.source];
   if (!waiting_) throw std::invalid_argument("answer: nothing was asked");
   if (!(took_ms >= 0.0)) throw std::invalid_argument("answer: took_ms must not be negative");
+  const Question& q = question_;
+  Source& source = sources_[q.source];
   const size_t count = q.asked.size();
   if (drafts.ends.size() != count || drafts.qualities.size() != count)
     throw std::invalid_argument("a drafter gave " + std::to_string(drafts.ends.size()) + " drafts for " +

@@ -834,7 +834,7 @@ class Speculating {
     REFUSED(controller_.observe({}, 1, NAN));
     REFUSED(controller_.observe({}, -1, 1));
     REFUSED(controller_.observe({}, kHigh, 1));
-    REFUSED(controller_.observe({{.slot = 1 << 20}}, 1, 1));
+    REFUSED(controller_.observe({{1 << 20, 0, 0, {}}}, 1, 1));
     REFUSED(controller_.answer({}, 1));  // nothing is asked
     const int slot = controller_.begin("x");
     REFUSED(controller_.propose({slot}, {}, 1, {1}));
