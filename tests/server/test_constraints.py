@@ -145,6 +145,9 @@ def test_a_constraint_that_cannot_be_enforced_never_reaches_the_worker(server: S
         ({"guided_json": "{"}, "guided_json", "invalid_value"),
         ({"guided_choice": []}, "guided_choice", "invalid_value"),
         ({"guided_grammar": "start: x"}, "guided_grammar", "invalid_value"),
+        ({"guided_regex": "(a{1000}){1000}"}, "guided_regex", "invalid_value"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar", "invalid_value"),
+        ({"guided_json": {"$ref": "#"}}, "guided_json", "invalid_value"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "invalid_value"),
     ):
         body = {"prompt": "Hi", "max_tokens": 4, "stream": True, **fields}

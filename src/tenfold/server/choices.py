@@ -14,7 +14,7 @@ from typing import Protocol
 from tenfold.protocol import Request
 from tenfold.server.answer import Answer
 from tenfold.server.answer_events import Delta, Usage
-from tenfold.server.errors import broken
+from tenfold.server.errors import broken, invalid
 from tenfold.server.flights import Flight
 
 
@@ -128,6 +128,8 @@ class Choices:
             return delta
         # After a stop string the engine is still at work.
         self._tower.release(flight, answer.completion_tokens if ended == "stop" else None)
+        if answer.error_field is not None:
+            raise invalid(answer.error_field, f"{answer.error_field}: {answer.error}")
         if ended in ("error", "abort"):
             raise broken(answer.error or f"the engine ended the request: {ended}")
         return delta
