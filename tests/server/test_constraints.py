@@ -101,6 +101,13 @@ def test_what_asks_for_nothing_passes(body: dict[str, Any]) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"name": 1, "schema": {}}}},
             *("response_format.json_schema.name", "invalid_value"),
         ),
+        *(
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {"name": name, "schema": {}}}},
+                *("response_format.json_schema.name", "invalid_value"),
+            )
+            for name in ("", "bad name!", "x" * 65)
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"strict": "yes", "schema": {}}}},
             *("response_format.json_schema.strict", "invalid_value"),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from tqdm import tqdm
 
 from tenfold.backends.base import Program, ProgramInfo
 from tenfold.bench.prompts import windows
@@ -16,6 +13,7 @@ from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.locate import locate
 from tenfold.config import ServeConfig
 from tenfold.graph.graph import Graph
+from tenfold.progress import Progress
 from tenfold.protocol import EngineSettings, SamplingParams
 from tenfold.server.text import Text, load_text
 from tenfold.speculate.base import Speculator
@@ -54,12 +52,10 @@ def take_survey(
         ]
         warm_up(target.engine, text)
         surveyor.forget()
-        with tqdm(
-            total=len(jobs), disable=not sys.stderr.isatty(), unit="request", desc="forecasting"
-        ) as bar:
-            for done in run_jobs(target.engine, text, jobs, 1):
+        with Progress(len(jobs), "requests", "forecasting") as bar:
+            for number, done in enumerate(run_jobs(target.engine, text, jobs, 1), 1):
                 surveyor.keep(requests[done.job.id].kind, done)
-                bar.update()
+                bar.at(number)
         return surveyor.survey()
     finally:
         target.engine.close()

@@ -153,20 +153,20 @@ class Flights:
 
     async def stop(self) -> None:
         """Ends every flight, then the workers. Raises StartError as `Fleet.stop` does."""
-        if self._rolling is not None:
-            self._rolling.cancel()
         self.abort_all("the server is shutting down")
         await self._fleet.stop()
 
     def roll(self) -> None:
         """Begins to replace the workers one after another; see `Fleet.roll`. Does nothing before all are
-        there, or while that goes on already."""
-        if self._started and (self._rolling is None or self._rolling.done()):
+        there, while that goes on already, or when the server is shutting down."""
+        if self._started and self._closing is None and (self._rolling is None or self._rolling.done()):
             self._rolling = asyncio.get_running_loop().create_task(self._fleet.roll(self._drain_s))
 
     def refuse_new(self, reason: str) -> None:
-        """From now on `submit` answers 503; flights go on."""
+        """From now on `submit` answers 503, and no worker is replaced; flights go on."""
         self._closing = reason
+        if self._rolling is not None:
+            self._rolling.cancel()
 
     def abort_all(self, reason: str) -> None:
         """Ends every flight with 503 ``reason``."""

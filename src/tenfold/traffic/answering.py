@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from tenfold.backends.base import Floats
+from tenfold.config import OptionError
 from tenfold.formats.matrix import Format, Layout
 from tenfold.formats.rounding import quantize
 from tenfold.protocol import SamplingParams
@@ -105,12 +106,13 @@ def parse_modes(options: Iterable[str]) -> dict[str | None, tuple[str, ...]]:
         chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
         unknown = [name for name in chosen if name not in MODES]
         if unknown or (equals and not kind):
-            raise ValueError(
-                f"answers are {option!r}; write some of {', '.join(MODES)} with commas, and CLASS= before "
-                "them if they are for one class, like greedy,sampled or agent=greedy"
+            raise OptionError(
+                f"answers is {option!r}; write some of {', '.join(MODES)} with commas, and CLASS= before "
+                "them if they are for one class, like greedy,sampled or agent=greedy",
+                "answers",
             )
         if (kind or None) in modes:
-            raise ValueError(f"answers for {kind or 'all classes'} are given twice")
+            raise OptionError(f"answers for {kind or 'all classes'} is given twice", "answers")
         modes[kind or None] = chosen
     modes.setdefault(None, ("own",))
     return modes
@@ -121,9 +123,10 @@ def check_modes(modes: dict[str | None, tuple[str, ...]], requests: Iterable[Tra
     kinds = {request.kind for request in requests}
     for kind in modes:
         if kind is not None and kind not in kinds:
-            raise ValueError(
-                f"answers are given for the class {kind!r}, which the traffic does not have; it has "
-                f"{', '.join(sorted(kinds))}"
+            raise OptionError(
+                f"answers is given for the class {kind!r}, which the traffic does not have; it has "
+                f"{', '.join(sorted(kinds))}",
+                "answers",
             )
 
 
