@@ -86,8 +86,8 @@ def test_cache_aware_beats_the_others() -> None:
 
 
 def test_the_command_prints_what_was_measured(tmp_path: Path) -> None:
-    """Promise: `tenfold simulate --json` prints one object with reuse, ideals, latencies and balance, and what
-    trace they are of."""
+    """Promise: `tenfold simulate --json` prints one object with reuse, ideals, latencies and balance, and of
+    what trace."""
     path = tmp_path / "trace.jsonl"
     lines = [
         {

@@ -15,7 +15,7 @@ from tenfold.protocol import Request
 from tenfold.server.answer import Answer
 from tenfold.server.answer_events import Delta, Usage
 from tenfold.server.errors import broken, invalid
-from tenfold.server.flights import Flight
+from tenfold.server.flights import Backlog, Flight
 
 
 class Tower(Protocol):
@@ -52,6 +52,7 @@ class Choices:
     def __init__(self, tower: Tower, choices: list[Choice]) -> None:
         self._tower = tower
         self.all = choices
+        self._backlog = Backlog()
         self._lone = sum(choice.first for choice in choices) == 1
 
     def start(self) -> None:
@@ -138,6 +139,7 @@ class Choices:
         for choice in choices:
             try:
                 choice.flight = self._tower.submit(choice.request)
+                choice.flight.backlog = self._backlog
             except BaseException:
                 self.release()
                 raise
