@@ -20,7 +20,7 @@ from tenfold.speculate.base import Speculator
 from tenfold.speculate.build import SpeculationSettings, build_speculator
 from tenfold.traffic.answering import answer_params
 from tenfold.traffic.reading import TrafficRequest
-from tenfold.traffic.running import Job, run_jobs
+from tenfold.traffic.running import Job, job_of, run_jobs
 from tenfold.worker.build import Target, build_target
 from tenfold.worker.loop import EngineLike
 
@@ -46,10 +46,7 @@ def take_survey(
         surveyor = target.speculator
         assert isinstance(surveyor, Surveyor)
         requests = {str(one.line): one for one in choose(text, target.program.info)}
-        jobs = [
-            Job(id, one.line, one.conversation, one.prompt, answer_params(one.params, "own", max_answer))
-            for id, one in requests.items()
-        ]
+        jobs = [job_of(one, id, answer_params(one.params, "own", max_answer)) for id, one in requests.items()]
         warm_up(target.engine, text)
         surveyor.forget()
         with Progress(len(jobs), "requests", "forecasting") as bar:

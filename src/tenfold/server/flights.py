@@ -30,7 +30,7 @@ not its doing: the same rows were computed again, and did no harm."""
 MAX_DEATHS_IN_ALL = 5
 """So many with progress between."""
 MAX_UNREAD_BYTES = 8 << 20
-"""Most that waits for one client: some 24,000 tokens of plain text, or 2,400 with 20 log-probabilities each."""
+"""Most that waits for one client: some 24,000 tokens of plain text, 2,400 with 20 log-probabilities each."""
 MAX_RETRY_AFTER_S = 60
 _KNOWN_ENDS = 16
 """From fewer ends no rate is to be had: the first requests of a burst end late, and then many at once."""

@@ -21,7 +21,7 @@ from tenfold.protocol import SamplingParams
 from tenfold.server.text import Text
 from tenfold.speculate.base import DraftSequence, Outcome, SpeculationReport
 from tenfold.traffic.reading import TrafficRequest, contents
-from tenfold.traffic.running import EngineFault, Job, run_jobs
+from tenfold.traffic.running import EngineFault, Job, job_of, run_jobs
 from tenfold.traffic.store import Answer, AnswerStore, Features
 from tenfold.worker.loop import EngineLike
 
@@ -203,12 +203,10 @@ def _wanted(
     for request in requests:
         for mode in modes.get(request.kind, modes[None]):
             params = answer_params(request.params, mode, max_answer)
-            job = Job(
-                _key(request.prompt, params), request.line, request.conversation, request.prompt, params
-            )
-            wanted.append((request, mode, job))
+            wanted.append((request, mode, job_of(request, _key(request, params), params)))
     return wanted
 
 
-def _key(prompt: tuple[int, ...], params: SamplingParams) -> str:
-    return hashlib.blake2b(contents(prompt, params), digest_size=16).hexdigest()
+def _key(request: TrafficRequest, params: SamplingParams) -> str:
+    known_by = contents(request.prompt, params, request.sections)
+    return hashlib.blake2b(known_by, digest_size=16).hexdigest()
