@@ -104,7 +104,7 @@ def test_an_answer_of_one_call_ends_with_it_as_the_server_s_does() -> None:
         (found,) = run_jobs(engine, TEXT, [job], 1)
         text = "".join(piece_of(token) for token in found.tokens)
         assert found.finish == "stop"
-        assert text == (said[: said.index("</tool_call>") - 1] if one_call else said)
+        assert text == (said[: said.index("</tool_call>")] if one_call else said)
         assert not engine.has_work
 
 
