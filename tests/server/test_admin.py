@@ -168,7 +168,7 @@ def test_the_last_model_may_go_and_another_come(server: ServerProcess) -> None:
         ({}, "model", "model is missing"),
         ({"model": ""}, "model", "model is missing"),
         ({"model": 5}, "model", "must be a string"),
-        ({"model": "x", "name": "a\nb"}, "name", "printable"),
+        ({"model": "x", "name": "a\nb"}, "name", "readable"),
         ({"model": "x", "threads": -1}, "threads", "from 0 to 1024"),
         ({"model": "x", "workers": 0}, "workers", "from 1 to 256"),
         ({"model": "x", "kv_memory": "much"}, "kv_memory", "is not a size"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tenfold.cli.options import config_of, configs_of, engine_options, say, size, speculation_options
+from tenfold.cli.options import config_of, configs_of, engine_options, say, short, size, speculation_options
 from tenfold.config import LOG_FORMATS, REASONING_FORMATS, TOOL_FORMATS, ServerPlan
 from tenfold.router.policies import POLICIES
 
@@ -160,7 +160,7 @@ def serve(models: tuple[str, ...], as_json: bool, log_level: str, **options: Any
         others = list(zip(configs[1:], paths[1:], strict=True))
         run(config, paths[0], load_text, ready, others=others)
     except StartError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(short(str(error))) from None
 
 
 @click.command()

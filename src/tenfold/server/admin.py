@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from tenfold.config import ServeConfig, parse_size
+from tenfold.config import OptionError, ServeConfig, parse_size
 from tenfold.limits import Range
 from tenfold.server.asgi import Layer, Receive, Scope, Send, request_id
 from tenfold.server.errors import ApiError, invalid
@@ -70,8 +70,6 @@ def parse_load(fields: Fields, config: ServeConfig) -> ServeConfig:
     if not model:
         raise invalid("model", "model is missing; give a path or a name", code="missing_parameter")
     name = fields.string("name")
-    if name is not None and not (0 < len(name) <= MAX_NAME and name.isprintable()):
-        raise invalid("name", f"name is {show(name)}; it must be 1 to {MAX_NAME} printable characters")
     threads, workers = fields.integer("threads", THREADS), fields.integer("workers", WORKERS)
     kv_memory = _size(fields.take("kv_memory"))
     fields.finish()
@@ -87,8 +85,10 @@ def parse_load(fields: Fields, config: ServeConfig) -> ServeConfig:
             drafter=None,
             learn=False,
         )
-    except ValueError as error:
-        raise invalid("kv_memory", str(error)) from None
+    except OptionError as error:
+        (own,) = error.fields
+        there = {"served_name": "name", "kv_memory_bytes": "kv_memory"}[own]
+        raise invalid(there, str(error).replace(own, there)) from None
 
 
 def _size(value: Any) -> int | None:

@@ -11,6 +11,9 @@ import stat
 from collections import Counter
 from typing import Protocol
 
+from tenfold.checkpoint.base import CheckpointError
+from tenfold.checkpoint.regular import open_regular
+from tenfold.config import OptionError
 from tenfold.server.asgi import Layer, Receive, Scope, Send, header, request_id
 from tenfold.server.endpoints import endpoint_at
 from tenfold.server.errors import ApiError
@@ -43,15 +46,19 @@ class Keys:
         return not set(self._digests).isdisjoint(other._digests)
 
 
-def load_keys(path: str, option: str = "--api-key-file") -> Keys:
-    """The keys of a file: one a line; empty lines, and lines that begin with ``#``, do not count. ``option``:
-    what named the file.
+def load_keys(path: str, field: str = "api_key_file") -> Keys:
+    """The keys of a file: one a line; empty lines, and lines that begin with ``#``, do not count. ``field``:
+    the setting that named the file.
 
-    Warns when others than the file's owner can read it. Raises ValueError naming file and line; OSError.
+    Warns when others than the file's owner can read it. Raises OptionError naming file and line, or why it
+    cannot be read.
     """
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        lines = [line.strip() for line in file]
+    try:
+        with open_regular(path) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            lines = [line.decode("utf-8", errors="surrogateescape").strip() for line in file]
+    except CheckpointError as error:
+        raise OptionError(f"{field} {error}", field) from None
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         log.warning("%s can be read by others; chmod 600 %s", path, path)
     keys = []
@@ -59,12 +66,13 @@ def load_keys(path: str, option: str = "--api-key-file") -> Keys:
         if not line or line.startswith("#"):
             continue
         if not _KEY.fullmatch(line):
-            raise ValueError(
-                f"{path}, line {number}: a key is 1 to 1024 visible ASCII characters without spaces"
+            raise OptionError(
+                f"{field} {path}, line {number}: a key is 1 to 1024 visible ASCII characters without spaces",
+                field,
             )
         keys.append(line)
     if not keys:
-        raise ValueError(f"{path} has no key; write one a line, or leave {option} out")
+        raise OptionError(f"{field} {path} has no key; write one a line, or leave it out", field)
     return Keys(keys)
 
 

@@ -17,7 +17,14 @@ import uvicorn
 import uvloop
 
 from tenfold.checkpoint.locate import locate as locate_model
-from tenfold.config import ServeConfig, ServerPlan, check_kv_disk
+from tenfold.config import (
+    OptionError,
+    ServeConfig,
+    ServerPlan,
+    check_kv_disk,
+    check_kv_memory,
+    total_memory,
+)
 from tenfold.server.admin import Admin, RequireAdmin
 from tenfold.server.app import App
 from tenfold.server.asgi import Layer
@@ -90,18 +97,21 @@ def serve(
 
     Then it accepts nothing more, lets running requests go on for ``config.drain_s`` (a second signal cuts
     that short), and returns. Raises StartError (also later, when the supervision of the worker fails),
-    OSError, ValueError for keys, origins or a disk folder that cannot be, or what ``load_text`` raises.
+    OSError, OptionError for keys, origins, a disk folder or a size that cannot be, or what ``load_text``
+    raises.
     """
     traces = None if config.otlp_endpoint is None else TraceHandler(config.otlp_endpoint)
     keys = None if config.api_key_file is None else load_keys(config.api_key_file)
-    admins = None if config.admin_key_file is None else load_keys(config.admin_key_file, "--admin-keys")
+    admins = None if config.admin_key_file is None else load_keys(config.admin_key_file, "admin_key_file")
     if keys is not None and admins is not None and admins.shares(keys):
-        raise ValueError(
-            f"{config.admin_key_file} and {config.api_key_file} have a key in common; an admin's key must be "
-            "no user's"
+        raise OptionError(
+            f"admin_key_file {config.admin_key_file} and api_key_file {config.api_key_file} have a key in "
+            "common; an admin's key must be no user's",
+            *("admin_key_file", "api_key_file"),
         )
     for origin in config.cors_origins:
         check_origin(origin)
+    check_kv_memory(config.kv_memory_bytes, total_memory())
     check_kv_disk(config.kv_disk)
     sock = bind(config.host, config.port)
     with sock:
