@@ -30,6 +30,7 @@ from tenfold.graph.ops import (
     WeightSpec,
 )
 from tenfold.graph.rope import rope_frequencies
+from tenfold.graph.states import FinalStates
 
 NO_NORM = (-1, 0.0, 0.0)
 
@@ -103,7 +104,8 @@ class Lowering:
     """One graph on its way into a program of the core: from names of values to indices.
 
     ``own`` are values that must outlast the graph: their memory is nobody else's, before or after. ``taps``
-    are values that are handed back, with the columns where. ``fused`` is that of `CompileOptions`.
+    are values that are handed back, with the columns where; ``states`` are the final states, which can be.
+    ``fused`` is that of `CompileOptions`.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Lowering:
         weights: Weights,
         *,
         taps: Sequence[tuple[str, int]] = (),
+        states: FinalStates | None = None,
         own: Collection[str] = (),
         fused: bool = True,
     ) -> None:
@@ -120,6 +123,7 @@ class Lowering:
         self.graph = graph
         self.weights = weights
         self.taps = taps
+        self.states = states
         self.own = own
         self.fused = fused
         # What is handed in comes first: it may be read from memory that a later op writes.
@@ -209,6 +213,10 @@ class Lowering:
             case Input():
                 core.add_input(self._output(op.output, False))
             case SelectRows():
+                if self.states is not None and op.inputs == (self.states.source,):
+                    norm = self.states.norm
+                    spec = NormSpec(weight=norm.weight, eps=norm.eps, weight_offset=norm.weight_offset)
+                    core.add_states(self.slots[self.states.source], self._norm(spec))
                 core.add_select(self.slots[op.inputs[0]], self._output(op.output, True))
             case Softcap():
                 name = op.inputs[0]
