@@ -307,6 +307,8 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     load_ms: float
     kv_disk_bytes: int = 0
     """Most bytes of the disk tier; 0: there is none."""
+    state_width: int = 0
+    """Elements of an embedding; 0: there are none."""
 
 
 class ToWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):

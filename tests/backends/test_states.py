@@ -57,7 +57,10 @@ def test_states_are_those_of_the_reference(name: str, weights: FormatName, fused
             Part(tokens=list(range(20)), pages=[3, 1], wanted=wanted),
             Part(tokens=[9, 8, 7], pages=[0], wanted=[2] if wanted else []),
         )
-        exact, found = states_of(oracle, batch, rows), states_of(model.native(weights, fused=fused), batch, rows)
+        exact, found = (
+            states_of(oracle, batch, rows),
+            states_of(model.native(weights, fused=fused), batch, rows),
+        )
         assert np.linalg.norm(found - exact) / np.linalg.norm(exact) <= TOLERANCE[weights]
         if wanted:
             both = stating(msgspec.structs.replace(batch, want_features=True), batch.logit_rows.tolist())
@@ -71,7 +74,9 @@ def test_states_are_those_of_the_reference(name: str, weights: FormatName, fused
 def test_states_change_no_logit(name: str, weights: FormatName) -> None:
     """With the states of no row, some or all: the same bits of logits, the same tokens, the same KV rows."""
     model = MODELS[name]
-    batch = step_batch(Part(tokens=list(range(20)), pages=[3, 1], wanted=[5, 19]), Part(tokens=[9], pages=[0]))
+    batch = step_batch(
+        Part(tokens=list(range(20)), pages=[3, 1], wanted=[5, 19]), Part(tokens=[9], pages=[0])
+    )
     program = model.native(weights)
     plain = logits_of(program, batch)
     pages = [program.read_page(page) for page in (3, 1, 0)]

@@ -64,21 +64,23 @@ def vector(embedding: bytes | None) -> Floats:
 def prompt_of(dice: random.Random, longest: int, vocab: int = 40) -> list[int]:
     """Some begin alike."""
     shared = random.Random(5).choices(range(1, vocab), k=longest)
-    return shared[: dice.choice([0, 3, 16, 20, longest])] + dice.choices(range(1, vocab), k=dice.randint(1, longest))
+    return shared[: dice.choice([0, 3, 16, 20, longest])] + dice.choices(
+        range(1, vocab), k=dice.randint(1, longest)
+    )
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), rows=st.sampled_from([2, 7, 64]), pages=st.integers(9, 40))
-def test_nothing_changes_an_embedding_and_an_embedding_changes_nothing(seed: int, rows: int, pages: int) -> None:
+def test_nothing_changes_an_embedding_and_an_embedding_changes_nothing(
+    seed: int, rows: int, pages: int
+) -> None:
     """In any crowd of embeddings and generations, with any cut into steps, with hits in the cache, put back
     for want of pages or not, aborted neighbours: each embedding is the law's, comes in one chunk and draws no
     token; each generation is what it is alone; the books are right at every step."""
     dice = random.Random(seed)
     program = FakeProgram(kv_pages=pages, max_context=140)
     engine = Engine(program, EngineConfig(max_batch_tokens=rows, max_running=dice.choice([1, 4, 16])))
-    embeds = [
-        embed(f"e{n}", prompt_of(dice, 60), dice.choice(KINDS), dice.random() < 0.5) for n in range(6)
-    ]
+    embeds = [embed(f"e{n}", prompt_of(dice, 60), dice.choice(KINDS), dice.random() < 0.5) for n in range(6)]
     others = [
         request(f"g{n}", prompt_of(dice, 30), max_tokens=dice.randint(1, 40), logprobs=1) for n in range(5)
     ]
@@ -115,7 +117,11 @@ def test_nothing_changes_an_embedding_and_an_embedding_changes_nothing(seed: int
         alone = run(Engine(FakeProgram(max_context=140)), [one])[one.id]
         found = outcomes[one.id]
         if one.id not in aborted:
-            assert (found.tokens, found.logprobs, found.finish) == (alone.tokens, alone.logprobs, alone.finish)
+            assert (found.tokens, found.logprobs, found.finish) == (
+                alone.tokens,
+                alone.logprobs,
+                alone.finish,
+            )
 
 
 def test_what_the_cache_may_give() -> None:
@@ -137,7 +143,7 @@ def test_what_the_cache_may_give() -> None:
 
 
 def test_a_mean_that_was_put_back_goes_on() -> None:
-    """Rows that were counted before a preemption may come from the cache after it, and are not counted twice."""
+    """Rows that were counted before a preemption may come from the cache after it, and count once."""
     program = FakeProgram(kv_pages=8)
     engine = Engine(program, EngineConfig(max_batch_tokens=2))
     outcomes = {"g": Outcome(), "e": Outcome()}
@@ -161,7 +167,9 @@ def test_a_full_context_and_one_token() -> None:
             one = embed("a", list(range(1, 39)) * 2, kind)
             one = msgspec.structs.replace(one, prompt=one.prompt[:length])
             assert run(engine, [one])["a"].embedding == law(FakeProgram(max_context=48), one)
-        with pytest.raises(PromptTooLong, match=r"^prompt has 49 tokens; the model's context is 48\. Shorten"):
+        with pytest.raises(
+            PromptTooLong, match=r"^prompt has 49 tokens; the model's context is 48\. Shorten"
+        ):
             engine.add(embed("a", [1] * 49, kind))
     with pytest.raises(RequestError, match="at least one token"):
         engine.add(embed("a", []))
@@ -201,7 +209,9 @@ def test_states_that_are_no_numbers_end_with_an_error() -> None:
         def step(self, batch: Any) -> Any:
             output = super().step(batch)
             states = output.states
-            return msgspec.structs.replace(output, states=None if states is None else states * np.float32(np.nan))
+            return msgspec.structs.replace(
+                output, states=None if states is None else states * np.float32(np.nan)
+            )
 
     found = run(Engine(Broken()), [embed("a", [1, 2, 3]), request("g", [4, 5])])
     assert (found["a"].finish, found["a"].error, found["a"].embedding) == ("error", NOT_NUMBERS, None)

@@ -36,7 +36,9 @@ STATE_WIDTH = 8
 def states_of(rows: UInt64s) -> npt.NDArray[np.float32]:
     """[M] numbers of rows as states, [M, STATE_WIDTH]: both signs, of very different sizes."""
     bits = mix(rows[:, None] ^ numbers(STATE_WIDTH, 4)[None, :])
-    return np.ldexp((bits >> np.uint64(40)).astype(np.float32) - 2**23, (bits % np.uint64(40)).astype(np.int32) - 40)
+    return np.ldexp(
+        (bits >> np.uint64(40)).astype(np.float32) - 2**23, (bits % np.uint64(40)).astype(np.int32) - 40
+    )
 
 
 class FakeProgram:

@@ -141,7 +141,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     features: Floats | None = None
     """[N, sum of the taps' widths], the taps side by side in their order."""
     states: Floats | None = None
-    """[M, state_width] final hidden states: behind the last norm, before the output matrix. None: of no row."""
+    """[M, state_width] final hidden states: behind the last norm, before the output matrix."""
 
 
 class WeightReport(msgspec.Struct, frozen=True):

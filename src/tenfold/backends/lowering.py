@@ -191,9 +191,8 @@ class Lowering:
                 output = self._output(op.output, op.input in self.selected, self._dying(op.residual, index))
                 core.add_norm(source, self._norm(op.norm), residual, output)
             case RMSNorm():
-                spec = NormSpec(weight=op.weight, eps=op.eps, weight_offset=op.weight_offset)
                 output = self._output(op.output, op.inputs[0] in self.selected)
-                core.add_norm(self.slots[op.inputs[0]], self._norm(spec), -1, output)
+                core.add_norm(self.slots[op.inputs[0]], self._norm(_spec(op)), -1, output)
             case Scale():
                 output = self._output(op.output, op.inputs[0] in self.selected)
                 core.add_scale(self.slots[op.inputs[0]], op.factor, output)
@@ -214,9 +213,7 @@ class Lowering:
                 core.add_input(self._output(op.output, False))
             case SelectRows():
                 if self.states is not None and op.inputs == (self.states.source,):
-                    norm = self.states.norm
-                    spec = NormSpec(weight=norm.weight, eps=norm.eps, weight_offset=norm.weight_offset)
-                    core.add_states(self.slots[self.states.source], self._norm(spec))
+                    core.add_states(self.slots[self.states.source], self._norm(_spec(self.states.norm)))
                 core.add_select(self.slots[op.inputs[0]], self._output(op.output, True))
             case Softcap():
                 name = op.inputs[0]
@@ -290,6 +287,10 @@ class Lowering:
             frequencies, factor = rope_frequencies(rope)
             self.ropes[key] = self.core.add_rope(frequencies.tolist(), factor)
         return self.ropes[key]
+
+
+def _spec(norm: RMSNorm) -> NormSpec:
+    return NormSpec(weight=norm.weight, eps=norm.eps, weight_offset=norm.weight_offset)
 
 
 def _inputs(op: AnyFusedOp) -> Sequence[str]:

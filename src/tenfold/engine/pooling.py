@@ -1,9 +1,9 @@
 """From the final hidden states of a prompt's rows to its embedding.
 
-The embedding is a function of the states alone, and those of the tokens before: rows are added in the order of
-their positions, each on its own, in float64, so neither the cut of the prompt into steps nor anything else
-shows. What follows is IEEE arithmetic, element by element, and one sum that is rounded once (`math.fsum`): no
-library chooses an order by the machine.
+The embedding is a function of the states alone, and those of the prompt: rows are added in the order of their
+positions, one by one, in float64, so neither the cut of the prompt into steps nor anything else shows. What
+follows is IEEE arithmetic, element by element, and one sum that is rounded once (`math.fsum`): no library
+chooses an order by the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Pool:
 
     @property
     def reusable(self) -> int:
-        """Most first rows whose states are not needed (any more), so that their KV may come from elsewhere."""
+        """Most first rows whose states are not needed (any more): their KV may come from elsewhere."""
         return self._counted if self._mean else self._length - 1
 
     def wanted(self, first: int, end: int) -> range:

@@ -186,8 +186,9 @@ class TorchProgram:
         found = final_states(self._graph)
         assert found is not None, "the step was checked"
         source = values[found.source][torch.from_numpy(rows).long()]
-        states: Floats = functions.row_wise(found.norm, [source], [self._weights[found.norm.weight.name]])
-        return states.to(torch.float32).numpy()
+        normed = functions.row_wise(found.norm, [source], [self._weights[found.norm.weight.name]])
+        states: Floats = normed.to(torch.float32).numpy()
+        return states
 
     def copy_rows(self, source: int, target: int, rows: int) -> None:
         """Copies the first ``rows`` lines of page ``source``, all layers, into page ``target``."""
