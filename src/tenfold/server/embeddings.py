@@ -60,8 +60,8 @@ class EmbeddingRequest(ApiRequest, frozen=True, kw_only=True):
         if self.dimensions not in (None, width):
             raise invalid(
                 "dimensions",
-                f"dimensions is {self.dimensions}; vectors of this model have {width} and are not cut, "
-                f"for a part means nothing where the model was not trained for it. Leave it out, or give {width}",
+                f"dimensions is {self.dimensions}; vectors of this model have {width} and are not cut: "
+                f"a part means nothing unless the model was trained for it. Leave it out, or give {width}",
                 code="unsupported_value",
             )
 
