@@ -54,7 +54,7 @@ def test_texts_become_vectors(llm: LLM, engine: FakeEngine) -> None:
     the mean, unless another is asked for; no text, no row."""
     texts: list[Prompt] = ["abc", [66, 67], "x", "y", "z"]
     found = llm.embed(texts)
-    assert (found.dtype, found.shape) == (np.float32, (5, STATE_WIDTH))
+    assert found.dtype == np.float32 and found.shape == (5, STATE_WIDTH)
 
     def exact(prompt: tuple[int, ...], kind: PoolingKind = "mean", normalize: bool = True) -> bytes:
         return embedding_of(prompt, Pooling(kind=kind, normalize=normalize))

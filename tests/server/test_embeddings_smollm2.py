@@ -25,11 +25,11 @@ pytestmark = pytest.mark.skipif(
 
 TEXTS = [
     "Stock prices fell sharply on Monday.",
-    "Shares dropped steeply at the start of the week.",
+    "Share prices dropped steeply on Monday.",
     "The recipe needs two eggs and flour.",
-    "You will need flour and a couple of eggs for baking.",
+    "The recipe calls for flour and two eggs.",
     "It will rain heavily tomorrow.",
-    "The forecast says heavy rain tomorrow.",
+    "Tomorrow there will be heavy rain.",
     "A long text about rivers, mountains, harbours and the roads between them. " * 12,
     "A",
 ]
