@@ -24,7 +24,7 @@ from tenfold.server.choices import Choice
 from tenfold.server.embeddings import EmbeddingAnswer, parse_embeddings, pooling_of, vector_json
 from tenfold.server.errors import ApiError
 from tenfold.server.flights import ClientGone, Flight
-from tenfold.server.inputs import AT_ONCE, Inputs
+from tenfold.server.inputs import AT_ONCE, AT_ONCE_TOKENS, Inputs
 from tests.helpers.fake_engine import POISON, STATE_WIDTH, FakeConfig, embedding_of
 from tests.helpers.fake_text import FakeTokenizer
 from tests.helpers.server_process import ServerProcess, running_server, wait_for
@@ -275,13 +275,13 @@ class Tower:
         flight.arrived(Chunk(id=id, finish="stop", cached_tokens=0, embedding=bytes(4)))
 
 
-def inputs_of(tower: Tower, count: int) -> Inputs:
+def inputs_of(tower: Tower, count: int, tokens: int = 1) -> Inputs:
     return Inputs(
         tower,
         [
             Choice(
                 index=index,
-                request=Request(id=str(index), prompt=(1,), params=SamplingParams()),
+                request=Request(id=str(index), prompt=(1,) * tokens, params=SamplingParams()),
                 answer=EmbeddingAnswer("float"),
                 first=True,
             )
@@ -290,13 +290,17 @@ def inputs_of(tower: Tower, count: int) -> Inputs:
     )
 
 
-@pytest.mark.parametrize("room", [1, 5, 1000])
-def test_inputs_set_out_a_few_at_a_time(room: int) -> None:
-    """Never more than `AT_ONCE`, nor than there is room for; all arrive, and nothing is left in the air."""
+@pytest.mark.parametrize(
+    ("room", "tokens", "most"),
+    [(1, 1, 1), (5, 1, 5), (1000, 1, AT_ONCE), (1000, 1500, 2), (1000, AT_ONCE_TOKENS + 1, 1)],
+)
+def test_inputs_set_out_a_few_at_a_time(room: int, tokens: int, most: int) -> None:
+    """Never more than `AT_ONCE`, nor of more than `AT_ONCE_TOKENS` unless one alone has them, nor than there
+    is room for; all arrive, and nothing is left in the air."""
 
     async def scenario() -> None:
         tower = Tower(room)
-        inputs = inputs_of(tower, 3 * AT_ONCE)
+        inputs = inputs_of(tower, 3 * AT_ONCE, tokens)
         inputs.start()
         arrived = []
 
@@ -312,8 +316,8 @@ def test_inputs_set_out_a_few_at_a_time(room: int) -> None:
                 tower.land()
         await reading
         assert sorted(arrived) == list(range(3 * AT_ONCE))
-        assert tower.most == min(room, AT_ONCE) and not tower.air
-        assert inputs.usage().prompt_tokens == 3 * AT_ONCE
+        assert tower.most == most and not tower.air
+        assert inputs.usage().prompt_tokens == 3 * AT_ONCE * tokens
 
     asyncio.run(scenario())
 

@@ -1,4 +1,5 @@
-"""The inputs of one request for embeddings: a few at a time, so that one request does not fill the queue."""
+"""The inputs of one request for embeddings: a few at a time, so that one request does not fill the queue, and
+who comes after it waits for little of it."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 
 from tenfold.server.answer_events import Delta
-from tenfold.server.choices import Choice, Choices
+from tenfold.server.choices import Choice, Choices, Tower
 from tenfold.server.errors import ApiError
 from tenfold.server.flights import ClientGone
 
 AT_ONCE = 32
 """Inputs of one request in flight: enough to fill steps with short ones, few beside what others want."""
+AT_ONCE_TOKENS = 4096
+"""Their tokens, unless one alone has more: eight steps, as steps are by default."""
 ROOM_S = 0.02
 """How soon an input is tried again that found the queue full."""
 
@@ -20,7 +23,12 @@ class Inputs(Choices):
     """All inputs of one request. The first is taken up at once or the request is refused; where the queue is
     full later on, the others wait."""
 
-    _gone = False
+    def __init__(self, tower: Tower, choices: list[Choice]) -> None:
+        super().__init__(tower, choices)
+        self._gone = False
+        self._tokens = 0
+        """In flight."""
+        self._landed = asyncio.Condition()
 
     def start(self) -> None:
         """Submits the first. Raises ApiError."""
@@ -54,13 +62,26 @@ class Inputs(Choices):
         """One input after another, of those that no other pump has taken."""
         try:
             for choice in waiting:
+                await self._reserve(choice)
                 if choice.flight is None:
                     await self._board(choice)
                 while choice.answer.finish is None:
                     delta = await self._next(choice)
                     queue.put_nowait((choice, delta))
+                await self._give_back(choice)
         except Exception as error:
             queue.put_nowait(error)
+
+    async def _reserve(self, choice: Choice) -> None:
+        size = len(choice.request.prompt)
+        async with self._landed:
+            await self._landed.wait_for(lambda: not self._tokens or self._tokens + size <= AT_ONCE_TOKENS)
+            self._tokens += size
+
+    async def _give_back(self, choice: Choice) -> None:
+        async with self._landed:
+            self._tokens -= len(choice.request.prompt)
+            self._landed.notify_all()
 
     async def _board(self, choice: Choice) -> None:
         while True:
