@@ -57,6 +57,7 @@ struct Step {
   int top = 0;
   Ints drawn, top_tokens;
   std::vector<float> logprobs, top_logprobs, logits, features, states;
+  Ints stated;  // rows whose states are wanted; empty: the selected ones
 
   Step& part(const Ints& text, int done, int rows, const Ints& table, bool wanted = true) {
     for (int i = done; i < done + rows; ++i) {
@@ -107,10 +108,11 @@ struct Step {
     b.logits = logits.data();
     features.assign(n * static_cast<size_t>(program.feature_width()), NAN);
     if (!features.empty()) b.features = features.data();
-    states.assign(n * static_cast<size_t>(program.state_width()), NAN);
+    const Ints& rows = stated.empty() ? selected : stated;
+    states.assign(rows.size() * static_cast<size_t>(program.state_width()), NAN);
     if (!states.empty()) {
-      b.state_rows = static_cast<int>(n);
-      b.stated = selected.data();
+      b.state_rows = static_cast<int>(rows.size());
+      b.stated = rows.data();
       b.states = states.data();
     }
     program.step(b);
@@ -447,6 +449,9 @@ void test_batches_that_lie() {
       [](Step& s) { s.selected[4] = 5; },
       [](Step& s) { std::swap(s.selected[0], s.selected[1]); },
       [](Step& s) { s.sampling.pop_back(); },
+      [](Step& s) { s.stated = {0, 5}; },
+      [](Step& s) { s.stated = {-1}; },
+      [](Step& s) { s.stated = {1, 1}; },
       [](Step& s) { s.sampling[2].logprobs = 1; },
       // Wrapped around int32, these page_offsets would pass one by one and lead far out of `pages`.
       [](Step& s) {
