@@ -302,7 +302,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Where the model was found."""
     engine: EnginePlan
     chat: tuple[PlanLine, ...] = ()
-    """How chats are read: see `server.chat_setup`."""
+    """How chats are read, and embeddings made: see `server.chat_setup` and `server.embeddings`."""
 
     def lines(self) -> list[PlanLine]:
         """The plan for people."""

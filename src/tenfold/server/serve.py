@@ -25,6 +25,7 @@ from tenfold.server.asgi import Layer
 from tenfold.server.chat_setup import choose_chat
 from tenfold.server.connection import Connection, Patience
 from tenfold.server.cors import Cors, check_origin
+from tenfold.server.embeddings import plan_line
 from tenfold.server.flights import Flights
 from tenfold.server.keys import Keys, RequireKey, load_keys
 from tenfold.server.metrics import Metrics
@@ -198,7 +199,12 @@ async def _serve(
         if server.started:
             host, port = sock.getsockname()[:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            on_ready(ResolvedPlan(config=config, path=path, engine=plan, chat=chat.lines()), url)
+            on_ready(
+                ResolvedPlan(
+                    config=config, path=path, engine=plan, chat=(*chat.lines(), plan_line(text.pooling))
+                ),
+                url,
+            )
         ends = [asyncio.create_task(stop_asked.wait()), asyncio.create_task(flights.ended()), serving]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends[:2]:
