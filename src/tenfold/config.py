@@ -311,7 +311,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Where the model was found."""
     engine: EnginePlan
     chat: tuple[PlanLine, ...] = ()
-    """How chats are read: see `server.chat_setup`."""
+    """How chats are read, and embeddings made: see `server.chat_setup` and `server.embeddings`."""
     models: int = 1
     """Loaded at once with this one."""
 

@@ -21,6 +21,7 @@ class Outcome(msgspec.Struct):
     error: str | None = None
     error_field: str | None = None
     cached: list[int] = []
+    embedding: bytes | None = None
 
     def hear(self, chunk: Chunk) -> None:
         """Takes in a chunk; nothing may follow a finish reason."""
@@ -29,6 +30,7 @@ class Outcome(msgspec.Struct):
         self.logprobs += chunk.logprobs or ()
         self.finish, self.stop_token, self.error = chunk.finish, chunk.stop_token, chunk.error
         self.error_field = chunk.error_field
+        self.embedding = chunk.embedding
         if chunk.cached_tokens is not None:
             self.cached.append(chunk.cached_tokens)
         assert len(self.cached) <= 1, "cached_tokens told twice"

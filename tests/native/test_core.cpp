@@ -58,7 +58,8 @@ struct Step {
   std::vector<SampleParams> sampling;
   int top = 0;
   Ints drawn, top_tokens;
-  std::vector<float> logprobs, top_logprobs, logits, features;
+  std::vector<float> logprobs, top_logprobs, logits, features, states;
+  Ints stated;  // rows whose states are wanted; empty: the selected ones
 
   Step& part(const Ints& text, int done, int rows, const Ints& table, bool wanted = true) {
     for (int i = done; i < done + rows; ++i) {
@@ -109,6 +110,13 @@ struct Step {
     b.logits = logits.data();
     features.assign(n * static_cast<size_t>(program.feature_width()), NAN);
     if (!features.empty()) b.features = features.data();
+    const Ints& rows = stated.empty() ? selected : stated;
+    states.assign(rows.size() * static_cast<size_t>(program.state_width()), NAN);
+    if (!states.empty()) {
+      b.state_rows = static_cast<int>(rows.size());
+      b.stated = rows.data();
+      b.states = states.data();
+    }
     program.step(b);
     // Nothing is drawn only where there is nothing to draw.
     for (size_t i = 0; i < drawn.size(); ++i) {
@@ -222,6 +230,7 @@ class Model {
     }
     p.add_scale(x, 0.5f, y);
     p.add_tap(x, kWidth);
+    p.add_states(y, norm(kWidth));
     p.add_select(y, kept);
     p.add_tap(kept, 0);
     p.add_linear(kept, norm(kWidth), {{matrix(kVocab, kWidth), bias(kVocab)}}, Activation::None, -1, logits);
@@ -267,14 +276,15 @@ Ints text_of(int length, uint32_t seed) {
 const Ints kLong = text_of(70, 1), kShort = text_of(20, 2);
 const Ints kLongTable{9, 0, 4, 11, 2}, kShortTable{7, 3};
 
-// Logits and features after the last 20 tokens of the long text: alone, 20 rows a step; or in uneven chunks with
-// neighbours.
+// Logits, features and states after the last 20 tokens of the long text: alone, 20 rows a step; or in uneven chunks
+// with neighbours.
 std::vector<float> found_by(Model& model, bool alone) {
   model.spoil();
-  std::vector<float> found, features;
+  std::vector<float> found, features, states;
   const auto keep = [&](const Step& step) {
     found.insert(found.end(), step.logits.begin(), step.logits.end());
     features.insert(features.end(), step.features.begin(), step.features.end());
+    states.insert(states.end(), step.states.begin(), step.states.end());
   };
   if (alone) {
     for (int done : {0, 20, 40}) Step().part(kLong, done, done == 40 ? 10 : 20, kLongTable, false).run(*model);
@@ -295,6 +305,7 @@ std::vector<float> found_by(Model& model, bool alone) {
     }
   }
   found.insert(found.end(), features.begin(), features.end());
+  found.insert(found.end(), states.begin(), states.end());
   return found;
 }
 
@@ -440,6 +451,9 @@ void test_batches_that_lie() {
       [](Step& s) { s.selected[4] = 5; },
       [](Step& s) { std::swap(s.selected[0], s.selected[1]); },
       [](Step& s) { s.sampling.pop_back(); },
+      [](Step& s) { s.stated = {0, 5}; },
+      [](Step& s) { s.stated = {-1}; },
+      [](Step& s) { s.stated = {1, 1}; },
       [](Step& s) { s.sampling[2].logprobs = 1; },
       // Wrapped around int32, these page_offsets would pass one by one and lead far out of `pages`.
       [](Step& s) {

@@ -26,6 +26,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "@who@"},
     "/v1/messages": {"messages": HI, "max_tokens": 40},
     "/v1/messages/count_tokens": {"messages": HI},
+    "/v1/embeddings": {"input": "abc"},
     "/tokenize": {"prompt": "abc"},
     "/detokenize": {"tokens": [65]},
 }
@@ -65,7 +66,7 @@ def test_every_api_answers_by_model(pair: ServerProcess, path: str) -> None:
         assert answer.status_code == 200, answer.text
         if path.startswith("/v1/") and not path.endswith("count_tokens"):
             assert answer.json()["model"] == name
-            assert told(path, answer.json()) == said
+            assert path == "/v1/embeddings" or told(path, answer.json()) == said
         elif path == "/tokenize":
             assert answer.json()["max_model_len"] == {"fake": 512, "other": 256}[name]
     missing = httpx.post(pair.url + path, json=BODIES[path])

@@ -7,12 +7,15 @@ import secrets
 import time
 from typing import Any, TypedDict, cast
 
+import msgspec
+
 from tenfold.backends.base import PageViews, Program, StepOutput
 from tenfold.constraints.base import ConstraintError, Matchers
 from tenfold.engine.batch import BatchBuilder
 from tenfold.engine.handover import Handover
 from tenfold.engine.limits import EngineConfig, check_request
 from tenfold.engine.masks import Masks
+from tenfold.engine.pooling import NOT_NUMBERS
 from tenfold.engine.scheduler import Scheduler, Work
 from tenfold.engine.sequence import Sequence
 from tenfold.engine.speculation import Speculation
@@ -177,6 +180,7 @@ class Engine:
         if tier is not None:
             tier.pace.stepped(rows, step_ms / 1000)
         shape = None if self._times is None else self._times.shape(plan.work)
+        self._pool(plan.work, output)
         gains = self._commit(plan.work, output)
         if self._times is not None and shape is not None:
             self._times.add(shape, gains, step_ms / 1000)
@@ -201,6 +205,11 @@ class Engine:
             if gain.finish is not None:
                 handoff = self._leave(gain.sequence, gain.finish)
             chunks.append(self._chunk(gain, output, handoff))
+        chunks += [
+            self._embedded(one.sequence)
+            for one in plan.work
+            if one.sequence.pool is not None and one.sequence.pending == 0
+        ]
         return chunks
 
     def load(self) -> LoadSnapshot:
@@ -291,6 +300,26 @@ class Engine:
         except ConstraintError as error:
             raise RequestError("output", f"does not fit: {error}") from None
 
+    def _pool(self, work: list[Work], output: StepOutput) -> None:
+        """Hands the states of a finished step to whom they belong, before anybody's tokens are counted as
+        computed."""
+        at = 0
+        for sequence, rows, _ in work:
+            if sequence.pool is not None:
+                wanted = len(sequence.pool.wanted(sequence.computed, sequence.computed + rows))
+                if wanted:
+                    assert output.states is not None, "the batch asked for them"
+                    sequence.pool.take(output.states[at : at + wanted])
+                at += wanted
+
+    def _embedded(self, sequence: Sequence) -> Chunk:
+        """The only chunk of a sequence whose tokens are all computed and that draws none; it leaves."""
+        assert sequence.pool is not None, "any other has drawn a token"
+        embedding = sequence.pool.embedding()
+        if embedding is None:
+            return self._end(sequence, "error", NOT_NUMBERS)
+        return msgspec.structs.replace(self._end(sequence, "stop"), embedding=embedding)
+
     def _commit(self, work: list[Work], output: StepOutput) -> list[Gain]:
         """Brings tokens, pages and cache up to date with a finished step: what each sequence gained whose
         pending tokens were all in it, in the order of ``work``."""
@@ -299,7 +328,7 @@ class Engine:
         n = 0
         for sequence, rows, draft in work:
             sequence.computed += rows
-            if sequence.pending == 0:
+            if sequence.pending == 0 and sequence.pool is None:
                 after = n + 1 + len(draft)
                 gain = commit(sequence, draft, drawn[n:after], n)
                 if output.features is not None and gain.error is None:

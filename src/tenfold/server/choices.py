@@ -14,6 +14,7 @@ from typing import Protocol
 from tenfold.protocol import Request
 from tenfold.server.answer import Answer
 from tenfold.server.answer_events import Delta, Usage
+from tenfold.server.embeddings import EmbeddingAnswer
 from tenfold.server.errors import broken, invalid
 from tenfold.server.flights import Backlog, Flight
 
@@ -35,7 +36,7 @@ class Choice:
     index: int
     """Among all of the request: those of the first prompt come first."""
     request: Request
-    answer: Answer
+    answer: Answer | EmbeddingAnswer
     first: bool
     """The first of its prompt: the prompt counts with it."""
     flight: Flight | None = field(default=None)

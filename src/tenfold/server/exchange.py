@@ -21,6 +21,7 @@ from tenfold.server.endpoints import Endpoint
 from tenfold.server.errors import ApiError, unexpected
 from tenfold.server.fields import Fields
 from tenfold.server.flights import ClientGone
+from tenfold.server.inputs import Inputs
 from tenfold.server.prepare import Job
 from tenfold.server.served import ServedModel
 from tenfold.server.shapes import Shape
@@ -79,7 +80,7 @@ class Exchange:
     async def _answer(self, model: ServedModel, fields: Fields) -> None:
         try:
             job = await self._app.prepare(model, self._endpoint, fields, self._id)
-            choices = Choices(model.flights, job.choices)
+            choices = (Choices if job.parsed.generates else Inputs)(model.flights, job.choices)
             choices.start()
         except ApiError as error:
             await self._refuse(error)

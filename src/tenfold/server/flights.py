@@ -56,7 +56,7 @@ class Flight:
         self.request = request
         self.submitted_at = now
         self.first_at: float | None = None
-        """When its first token arrived."""
+        """When its first token arrived, or its embedding."""
         self.last_at = now
         """When its latest token arrived."""
         self.tokens: list[int] = []
@@ -351,6 +351,9 @@ class Flights:
             else:
                 metrics.itl.observe((now - flight.last_at) / count, count)
             flight.last_at = now
+        elif chunk.embedding is not None:
+            flight.first_at = flight.last_at = now
+            metrics.embeddings += 1
         kept_up = flight.arrived(chunk)
         if chunk.finish is not None:
             self._forget(flight)

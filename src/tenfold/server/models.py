@@ -20,6 +20,7 @@ from typing import TypeVar, cast
 from tenfold.config import ResolvedPlan, ServeConfig, available_memory, total_memory
 from tenfold.protocol import EnginePlan
 from tenfold.server.chat_setup import choose_chat
+from tenfold.server.embeddings import plan_line
 from tenfold.server.errors import ApiError, invalid, unavailable
 from tenfold.server.fields import show
 from tenfold.server.flights import Flights
@@ -220,7 +221,8 @@ class Models:
             if isinstance(error, StartError) and count > 1:
                 raise StartError(f"{config.model_name}: {error}") from None
             raise
-        resolved = ResolvedPlan(config=config, path=path, engine=plan, chat=chat.lines(), models=count)
+        lines = (*chat.lines(), plan_line(text.pooling))
+        resolved = ResolvedPlan(config=config, path=path, engine=plan, chat=lines, models=count)
         return ServedModel(resolved, text, chat, flights, metrics)
 
     async def _watch(self, model: ServedModel) -> None:

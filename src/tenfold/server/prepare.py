@@ -15,6 +15,7 @@ from tenfold.protocol import Request
 from tenfold.server.answer_stream import Sections
 from tenfold.server.chat_setup import ChatSetup, new_answer
 from tenfold.server.choices import Choice
+from tenfold.server.embeddings import MAX_INPUT_TOKENS, EmbeddingAnswer, EmbeddingRequest, pooling_of
 from tenfold.server.endpoints import COUNT_TOKENS, Endpoint, Opening
 from tenfold.server.errors import ApiError, invalid
 from tenfold.server.fields import Fields
@@ -47,6 +48,9 @@ class Room(Protocol):
     @property
     def kv_pages(self) -> int: ...
 
+    @property
+    def state_width(self) -> int: ...
+
 
 class Preparer:
     """Prepares requests for one model. Safe to use from several threads."""
@@ -63,6 +67,9 @@ class Preparer:
         Raises ApiError: a field is wrong, there are too many tokens or none, or the template refuses.
         """
         parsed = endpoint.parse(body, (self.model,), self.plan.vocab_size)
+        if isinstance(parsed, EmbeddingRequest):
+            opening = Opening(id, int(time.time()), self.model, self.text, parsed, [])
+            return Job(parsed, self._inputs(parsed, id), endpoint.shape(opening))
         sections = Sections()
         if parsed.messages is not None:
             prompt = self.prompt_of(parsed)
@@ -92,6 +99,35 @@ class Preparer:
             echoes = [self._echo(prompt) for prompt in parsed.prompts for _ in range(parsed.n)]
         opening = Opening(id, int(time.time()), self.model, self.text, parsed, echoes)
         return Job(parsed, choices, endpoint.shape(opening))
+
+    def _inputs(self, parsed: EmbeddingRequest, id: str) -> list[Choice]:
+        """The inputs of a request for embeddings. Raises ApiError."""
+        parsed.check_width(self.plan.state_width)
+        pooling = pooling_of(parsed, self.text.pooling)
+        prompts = []
+        for index in range(len(parsed.prompts)):
+            try:
+                prompts.append(self._prompt(parsed, index))
+            except ApiError as error:
+                raise parsed.blamed(error, index) from None
+        total = sum(map(len, prompts))
+        if total > MAX_INPUT_TOKENS:
+            raise invalid(
+                "input",
+                f"input has {total} tokens in all; a request can have up to {MAX_INPUT_TOKENS}. Send it in "
+                "several requests",
+            )
+        return [
+            Choice(
+                index=index,
+                request=Request(
+                    id=f"{id}-{secrets.token_hex(4)}", prompt=prompt, params=parsed.params, pooling=pooling
+                ),
+                answer=EmbeddingAnswer(parsed.encoding),
+                first=True,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
 
     def count(self, body: bytes | Fields) -> bytes:
         """What answers a body of ``/v1/messages/count_tokens``: the tokens of its prompt, whether there is
@@ -204,7 +240,8 @@ class Preparer:
     def _checked(self, parsed: ApiRequest, ids: tuple[int, ...], field: str) -> tuple[int, ...]:
         plan = self.plan
         try:
-            check_prompt(ids, 0, plan.vocab_size, plan.max_context, plan.kv_pages * PAGE_ROWS)
+            kv_tokens = plan.kv_pages * PAGE_ROWS
+            check_prompt(ids, 0, plan.vocab_size, plan.max_context, kv_tokens, generates=parsed.generates)
             wanted = parsed.params.max_tokens or 0
             if len(ids) + wanted > plan.max_context:
                 raise PromptTooLong(

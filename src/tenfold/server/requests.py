@@ -43,6 +43,8 @@ class ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt comes before the text."""
     thinking: bool | None = None
     """Whether the model is to reason before it answers; None: as it does by itself."""
+    generates: bool = True
+    """False: embeddings are wanted, and no text."""
     names: dict[str, str] = {}
     """What fields, or parts of their paths, are called here where the chat API calls them otherwise."""
 
