@@ -110,10 +110,12 @@ class Fleet:
         policy: Policy = "cache-aware",
         hang_after_s: float = 30.0,
         clock: Callable[[], float] | None = None,
+        prefix: str = "",
     ) -> None:
+        """``prefix``: before the names of its workers, where there are others on the same log."""
         self._events = events
         self._hang_after_s = hang_after_s
-        self.posts = tuple(Post(f"w{number}", self) for number in range(settings.workers))
+        self.posts = tuple(Post(f"{prefix}w{number}", self) for number in range(settings.workers))
         for post in self.posts:
             post.host = hosts(post.name, post)
         self._many = settings.workers > 1
