@@ -235,6 +235,14 @@ def test_both_encodings_are_exact(values: list[float]) -> None:
     assert base64.b64decode(json.loads(vector_json(data, "base64"))) == data
 
 
+def test_an_end_without_a_vector_is_an_error() -> None:
+    """Nobody waits for a vector that does not come."""
+    answer = EmbeddingAnswer("float")
+    answer.push([Chunk(id="a", finish="stop", cached_tokens=3)])
+    assert (answer.engine_finish, answer.finish) == ("error", None)
+    assert answer.error == "the engine ended the request without a vector"
+
+
 def test_a_model_whose_own_pooling_is_not_there() -> None:
     """Then a request must say which it wants; one that does is served."""
     rule = PoolingRule(None, "its 1_Pooling/config.json asks for cls")
