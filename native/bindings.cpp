@@ -1,5 +1,7 @@
 // The Python face of the core. Exceptions of the core are std::invalid_argument (ValueError) and std::bad_alloc; none
 // crosses a kernel. A step runs without the GIL.
+#include "bindings.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -518,6 +520,7 @@ NB_MODULE(_native, m) {
       .def("write_page", &write_page, "page"_a, "data"_a);
 
   bind_suffix(m);
+  bind_speculation(m);
   nb::class_<Recurrent>(m, "Recurrent")
       .def_static("create", &make_recurrent, "isa"_a, "threads"_a, "max_sequences"_a, "vocab_size"_a, "token_ids"_a,
                   "team_of"_a.none())

@@ -32,6 +32,14 @@ class Unsupported(RequestError):
     """What is asked for is understood, and not supported."""
 
 
+def json_problem(error: Exception) -> str:
+    """What is wrong with a text that is no JSON, for people."""
+    text = str(error)
+    if text.startswith("Number out of range"):
+        return "it has a number that is too large for JSON here: numbers go up to 1.8e308"
+    return text
+
+
 class Range(msgspec.Struct, frozen=True):
     """The numbers that a parameter may be: from ``low`` to ``high``, and ``also``. NaN is in no range."""
 

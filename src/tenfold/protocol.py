@@ -108,6 +108,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """The token that ended it, for finish ``stop``."""
     error: str | None = None
     """For finish ``error``: what went wrong and what to do."""
+    error_field: str | None = None
+    """For finish ``error``: the field of the request at fault, as clients write it; None: it is not the
+    request's own fault."""
     cached_tokens: int | None = None
     """Prompt tokens that were not computed anew; in the first chunk."""
     handoff: dict[str, Any] | None = None

@@ -40,7 +40,7 @@ def choose_isa(requested: str) -> tuple[str, str]:
     if requested == "auto":
         return levels[0], "best that this machine has"
     if requested not in levels:
-        raise ValueError(f"isa: this machine cannot run {requested}; it can run {', '.join(levels)}")
+        raise ValueError(f"isa (--isa): this machine cannot run {requested}; it can run {', '.join(levels)}")
     return requested, "asked for"
 
 

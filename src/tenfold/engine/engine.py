@@ -150,7 +150,10 @@ class Engine:
         for sequence, why in plan.failed:
             chunks.append(self._end(sequence, "error", why))
         if unmasked := dict(self._masks.fill(plan.work)):
-            chunks += [self._end(sequence, "error", why) for sequence, why in unmasked.items()]
+            for sequence, why in unmasked.items():
+                constraint = sequence.params.constraint
+                assert constraint is not None
+                chunks.append(self._end(sequence, "error", why, error_field=constraint.field))
             asked = [work for work in plan.work[: plan.asked] if work.sequence not in unmasked]
             rest = [work for work in plan.work[plan.asked :] if work.sequence not in unmasked]
             plan = plan._replace(work=asked + rest, asked=len(asked))
@@ -351,16 +354,23 @@ class Engine:
             finish=gain.finish,
             stop_token=tokens[-1] if gain.finish == "stop" else None,
             error=gain.error,
+            error_field=gain.error_field,
             handoff=handoff if gain.finish == "length" else None,
             **self._admission_news(sequence),
         )
 
     def _end(
-        self, sequence: Sequence, finish: FinishReason, error: str | None = None, keep: int | None = None
+        self,
+        sequence: Sequence,
+        finish: FinishReason,
+        error: str | None = None,
+        keep: int | None = None,
+        error_field: str | None = None,
     ) -> Chunk:
         """The last chunk of a sequence that ends outside of a step; it leaves."""
         self._leave(sequence, finish, keep)
-        return Chunk(id=sequence.id, finish=finish, error=error, **self._admission_news(sequence))
+        news = self._admission_news(sequence)
+        return Chunk(id=sequence.id, finish=finish, error=error, error_field=error_field, **news)
 
     def _leave(
         self, sequence: Sequence, finish: FinishReason, keep: int | None = None

@@ -160,7 +160,7 @@ def chat_forms(vocab_size: int) -> dict[str, Schema]:
 
 def _named_schema() -> Schema:
     return closed(
-        {"name": TEXT_OR_NULL, "description": TEXT_OR_NULL, "schema": {"type": "object"}, "strict": FLAG},
+        {"name": or_null(_NAME), "description": TEXT_OR_NULL, "schema": {"type": "object"}, "strict": FLAG},
         "schema",
     )
 

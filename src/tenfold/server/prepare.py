@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from tenfold.config import PAGE_ROWS
 from tenfold.limits import PromptTooLong, check_prompt
-from tenfold.protocol import EnginePlan, Request
+from tenfold.protocol import Request
 from tenfold.server.answer_stream import Sections
 from tenfold.server.chat_setup import ChatSetup, new_answer
 from tenfold.server.choices import Choice
@@ -35,10 +35,26 @@ class Job(msgspec.Struct, frozen=True):
     shape: Shape
 
 
+class Room(Protocol):
+    """What of a plan decides which prompts there is room for."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_context(self) -> int: ...
+
+    @property
+    def kv_pages(self) -> int: ...
+
+    @property
+    def state_width(self) -> int: ...
+
+
 class Preparer:
     """Prepares requests for one model. Safe to use from several threads."""
 
-    def __init__(self, model: str, plan: EnginePlan, text: Text, chat: ChatSetup) -> None:
+    def __init__(self, model: str, plan: Room, text: Text, chat: ChatSetup) -> None:
         self.model = model
         self.plan = plan
         self.text = text
@@ -55,10 +71,10 @@ class Preparer:
             return Job(parsed, self._inputs(parsed, id), endpoint.shape(opening))
         sections = Sections()
         if parsed.messages is not None:
-            prompt = self._of(parsed)
-            sections = self._sections(parsed.tools, prompt.text)
+            prompt = self.prompt_of(parsed)
+            sections = self.sections(parsed.tools, prompt.text)
             prompts = [self._checked(parsed, tuple(prompt.ids), parsed.prompt_field)]
-            parsed = self._constrained(parsed, sections)
+            parsed = self.constrained(parsed, sections)
         else:
             prompts = [self._prompt(parsed, index) for index in range(len(parsed.prompts))]
         choices = [
@@ -116,9 +132,10 @@ class Preparer:
         """What answers a body of ``/v1/messages/count_tokens``: the tokens of its prompt, whether there is
         room to answer it or not. Raises ApiError."""
         parsed = COUNT_TOKENS.parse(body, (self.model,), self.plan.vocab_size)
-        return msgspec.json.encode({"input_tokens": len(self._of(parsed).ids)})
+        return msgspec.json.encode({"input_tokens": len(self.prompt_of(parsed).ids)})
 
-    def _of(self, parsed: ApiRequest) -> ChatPrompt:
+    def prompt_of(self, parsed: ApiRequest) -> ChatPrompt:
+        """The prompt of a chat, by the model's template. Raises ApiError."""
         assert parsed.messages is not None
         variables = {**parsed.template_variables, **self._thinking(parsed)}
         try:
@@ -171,7 +188,8 @@ class Preparer:
         except ValueError as error:
             raise invalid("messages", str(error)) from None
 
-    def _sections(self, tools: ToolUse | None, prompt: str) -> Sections:
+    def sections(self, tools: ToolUse | None, prompt: str) -> Sections:
+        """What the answer to this prompt may have beside text."""
         reasoning = self._chat.reasoning
         asked = tools is not None and tools.choice != "none"
         return Sections(
@@ -182,7 +200,9 @@ class Preparer:
             opened=reasoning is not None and reasoning.opened_by(prompt),
         )
 
-    def _constrained(self, parsed: ApiRequest, sections: Sections) -> ApiRequest:
+    def constrained(self, parsed: ApiRequest, sections: Sections) -> ApiRequest:
+        """The request with all that constrains its answer: its format, and the tools that must be called.
+        Raises ApiError."""
         params = parsed.params
         try:
             constraint = chat_constraint(params.constraint, parsed.tools, sections, self.text.special_tokens)
