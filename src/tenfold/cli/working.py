@@ -56,9 +56,9 @@ def worker(model: str, join: str | None, secret_file: str | None, name: str | No
       tenfold serve smollm2 --accept-workers 10.0.0.1:7001 --secret-file secret     (there)
       tenfold worker smollm2 --join 10.0.0.1:7001 --secret-file secret              (here)
 
-    The front must have the same model file, number formats and Tenfold. A front that is away is tried again and
-    again. Ctrl-C or SIGTERM: requests here may end, or go on elsewhere; then this ends. What is said between the two
-    is authenticated and not encrypted: use a network of your own, or a tunnel.
+    The front must have the same model file, number formats and Tenfold. A front that is away is tried
+    again and again. Ctrl-C or SIGTERM: requests here may end, or go on elsewhere; then this ends. What the
+    two say is authenticated and not encrypted: use a network of your own, or a tunnel.
     """
     if join is None:
         raise click.UsageError("say whom to work for, with --join HOST:PORT")
@@ -69,7 +69,8 @@ def worker(model: str, join: str | None, secret_file: str | None, name: str | No
     import sys
 
     from tenfold.checkpoint.locate import locate
-    from tenfold.worker.join import Joining, JoinRefused, work
+    from tenfold.worker.join import Joining, work
+    from tenfold.worker.loop import JoinRefused
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s worker: %(message)s")
     settings = replace(config.engine_settings(str(locate(model))), routed=True)
