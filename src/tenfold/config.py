@@ -160,12 +160,17 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.accept_workers is not None and self.secret_file is None:
             raise ValueError(
-                "accept_workers is given without secret_file; say with --secret-file FILE what workers must know"
+                "accept_workers is given without secret_file; say with --secret-file FILE what workers must "
+                "know"
             )
         if self.secret_file is not None and self.accept_workers is None:
             raise ValueError("secret_file is given without accept_workers; say where with --accept-workers")
         if self.kv_events_replay is not None and self.kv_events is None:
             raise ValueError("kv_events_replay is given without kv_events; say where with --kv-events")
+        if self.kv_events is not None and not self.workers:
+            raise ValueError(
+                "kv_events is given without workers of this server's own; give it to each `tenfold worker`"
+            )
         for option, value in (
             ("--kv-events", self.kv_events),
             ("--kv-events-replay", self.kv_events_replay),

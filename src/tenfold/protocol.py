@@ -266,8 +266,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     routed: bool = False
     """A router is to be told of pages (`KVEvents`) and of how long steps take (`StepTime`)."""
     kv_events: str | None = None
-    """ZeroMQ address, tcp://HOST:PORT, at which other routers are told of pages; the port is that of rank 0, and
-    each further rank has the next. None: they are not."""
+    """ZeroMQ address, tcp://HOST:PORT, at which other routers are told of pages; the port is that of rank 0,
+    and each further rank has the next. None: they are not."""
     kv_events_replay: str | None = None
     """The same, where they may ask for what they missed."""
     rank: int = 0
@@ -363,8 +363,8 @@ class Ready(FromWorker, frozen=True, kw_only=True):
 
 
 class Join(FromWorker, frozen=True, kw_only=True):
-    """The first words of a worker that was started elsewhere: who it is. All but ``name`` and ``instance`` must
-    be as the front has it, or answers would depend on where they are computed."""
+    """The first words of a worker that was started elsewhere: who it is. All but ``name`` and ``instance``
+    must be as the front has it, or answers would depend on where they are computed."""
 
     name: str
     instance: str

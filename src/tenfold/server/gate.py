@@ -25,14 +25,16 @@ log = logging.getLogger(__name__)
 MOST_STRANGERS = 64
 """Connections of which nobody knows yet whether they have the secret."""
 PART_S = 3.0
-"""So long a worker that is turned away may take to read why, and hang up. (If we did, it might never read it.)"""
+"""So long a worker that is turned away may take to read why, and hang up. (If we did, it might never read
+it.)"""
 
 
 class Muster(Protocol):
     """Who takes workers in; `tenfold.server.flights.Flights` does."""
 
     def join(self, name: str, address: str) -> Post:
-        """A post for a worker that joins, by this name or one like it; it is there until its worker is lost."""
+        """A post for a worker that joins, by this name or one like it; it is there until its worker is
+        lost."""
         ...
 
     async def retire(self, post: Post) -> None:
@@ -62,6 +64,12 @@ class Gate:
         self.turned_away: Counter[str] = Counter()
         """Connections that came to nothing, by reason: ``secret``, ``identity``, ``broken``."""
         self.ours: Join | None = None
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        host, port = self._socket.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def open(self, ours: Join) -> None:
         """From now on workers may come; they must be as ``ours`` says. Raises OSError."""

@@ -73,8 +73,9 @@ def bind(host: str, port: int, option: str = "--host or --port") -> socket.socke
         sock.close()
         # With one argument OSError is its message: no [Errno ...] in front of it.
         if error.errno == errno.EADDRINUSE:
+            which = option.rpartition(" ")[2]
             raise OSError(
-                f"port {port} of {host} is in use; choose another with {option.rpartition(' ')[2]} (0: any free one)"
+                f"port {port} of {host} is in use; choose another with {which} (0: any free one)"
             ) from None
         reason = error.strerror or str(error)
         raise OSError(f"cannot listen on {host}:{port}: {reason}; choose another {option}") from None
@@ -93,9 +94,8 @@ def serve(
 
     Then it accepts nothing more, lets running requests go on for ``config.drain_s`` (a second signal cuts
     that short), and returns. Raises StartError (also later, when the supervision of the worker fails),
-    OSError, ValueError for keys, origins, a disk folder or a secret that cannot be, or what ``load_text`` raises.
-    ``identify`` tells a model's files from others', for workers that join.
-    """
+    OSError, ValueError for keys, origins, a disk folder or a secret that cannot be, or what ``load_text``
+    raises. ``identify`` tells a model's files from others', for workers that join."""
     traces = None if config.otlp_endpoint is None else TraceHandler(config.otlp_endpoint)
     keys = None if config.api_key_file is None else load_keys(config.api_key_file)
     for origin in config.cors_origins:
@@ -260,6 +260,7 @@ async def _open(gate: Gate, config: ServeConfig, path: str, identify: Callable[[
         kv_format=config.kv_format,
     )
     await gate.open(ours)
+    log.info("workers of other machines may join at %s", gate.address)
 
 
 async def _start(

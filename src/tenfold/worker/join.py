@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -66,7 +66,7 @@ class Joining:
 
     host: str
     port: int
-    secret: bytes
+    secret: bytes = field(repr=False)
     name: str
 
     @classmethod
@@ -94,8 +94,8 @@ def work(
     builder: str = ENGINE_BUILDER,
     identify: Callable[[Path], str] = fingerprint,
 ) -> None:
-    """Works for the front until SIGINT or SIGTERM, or until it says Shutdown. ``identify`` tells a model's files
-    from others'. To be called in the main thread.
+    """Works for the front until SIGINT or SIGTERM, or until it says Shutdown. ``identify`` tells a model's
+    files from others'. To be called in the main thread.
 
     Raises JoinRefused when the front does not want this worker, what the ``builder`` raises when the engine
     cannot be built or breaks, and OSError for a model that cannot be read.

@@ -7,7 +7,8 @@ import stat
 from pathlib import Path
 
 LEAST_CHARACTERS = 32
-"""Whoever hears two machines greet each other can try secrets against what he heard: none that can be guessed."""
+"""Whoever hears two machines greet each other can try secrets against what he heard: none that can be
+guessed."""
 
 
 def load_secret(path: str, option: str = "--secret-file") -> bytes:
@@ -20,8 +21,8 @@ def load_secret(path: str, option: str = "--secret-file") -> bytes:
         raise ValueError(f"{option}: {path} is open to others than its owner; chmod 600 {path}")
     if len(secret) < LEAST_CHARACTERS:
         raise ValueError(
-            f"{option}: the secret in {path} has {len(secret)} characters; it must have {LEAST_CHARACTERS} or "
-            f"more. A good one: openssl rand -hex 32 > {path}"
+            f"{option}: the secret in {path} has {len(secret)} characters; it must have {LEAST_CHARACTERS} "
+            f"or more. A good one: openssl rand -hex 32 > {path}"
         )
     return secret
 
