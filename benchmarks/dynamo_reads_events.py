@@ -1,16 +1,19 @@
-"""Whether another router understands us: Dynamo's `SelectionService`, fed by the KV events of a running
-server.
+"""Whether another router understands us: Dynamo's `SelectionService`, fed by the events of a running server.
 
 It needs nothing of Tenfold, and an environment of its own::
 
-    python -m venv dynamo && dynamo/bin/pip install ai-dynamo-runtime==1.6.1 tenfold serve smollm2 --workers 2
-    --routing round-robin --kv-memory 48MiB --kv-events tcp://127.0.0.1:5557 dynamo/bin/python
-    benchmarks/dynamo_reads_events.py http://127.0.0.1:8000 tcp://127.0.0.1:5557 tcp://127.0.0.1:5558
+    python -m venv dynamo
+    dynamo/bin/pip install ai-dynamo-runtime==1.6.1
+    tenfold serve smollm2 --workers 2 --routing round-robin --kv-memory 48MiB \\
+        --kv-events tcp://127.0.0.1:5557
+    dynamo/bin/python benchmarks/dynamo_reads_events.py http://127.0.0.1:8000 \\
+        tcp://127.0.0.1:5557 tcp://127.0.0.1:5558
 
 One address for each worker. A prompt is sent, and Dynamo is asked who has its blocks, by its tokens: it names
 them by itself. Then other prompts are sent until those blocks are evicted, and it is asked again. Fails if it
 is wrong. The KV memory must be small (48 MiB are 1,088 tokens of SmolLM2 for each worker), or nothing is
-evicted."""
+evicted.
+"""
 
 from __future__ import annotations
 

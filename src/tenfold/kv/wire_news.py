@@ -3,7 +3,8 @@
 Their structs are arrays with a tag, as msgpack: ``["BlockStored", hashes, parent, tokens, block size, lora
 id, medium, lora name, extra keys]``, ``["BlockRemoved", hashes, medium]``, ``["AllBlocksCleared"]``; in a
 batch ``[time, events, data parallel rank]``. Fields that vLLM added later stand at the end, and readers that
-do not know them pass over them. Hashes are the names of `tenfold.router.names`."""
+do not know them pass over them. Hashes are the names of `tenfold.router.names`.
+"""
 
 from __future__ import annotations
 

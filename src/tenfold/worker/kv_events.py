@@ -4,7 +4,8 @@ A PUB socket sends ``[topic, number, batch]``: an empty topic, eight bytes (big-
 and a `tenfold.kv.wire_news.KVEventBatch` as msgpack. Who finds a gap connects a REQ or DEALER to the ROUTER
 socket and sends the first number that it misses; what comes back is ``[number, batch]`` for each batch from
 there on that is still kept, and ``[-1, b""]`` as the end. Nobody is asked who he is, and prompts can be read
-from it all."""
+from it all.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ random for this connection; keys for the two directions are made of the same::
 
 Then every message is four bytes of length (little-endian), the message, and HMAC(key, number of the message,
 message): 32 bytes. Numbers count from 0 in each direction, so a message that was changed, left out, repeated
-or taken from another connection does not fit, and ends the connection. Nothing is encrypted."""
+or taken from another connection does not fit, and ends the connection. Nothing is encrypted.
+"""
 
 from __future__ import annotations
 
