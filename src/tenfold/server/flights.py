@@ -8,6 +8,7 @@ exactly one way: with a chunk that has a finish reason, or with an exception fro
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import time
@@ -128,11 +129,12 @@ class Flights:
         self._drain_s = drain_s
         self._stall_after_s = stall_after_s
         self._metrics = metrics
+        ranks = itertools.count()
         self._fleet = Fleet(
             settings,
             self,
             lambda name, events: Supervisor(
-                msgspec.structs.replace(settings, rank=int(name.removeprefix("w"))), events, builder, name
+                msgspec.structs.replace(settings, rank=next(ranks)), events, builder, name
             ),
             policy=routing,
             hang_after_s=stall_after_s,

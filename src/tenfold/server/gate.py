@@ -7,6 +7,7 @@ connection whose worker was let in feeds a `JoinedHost`, which belongs to the wo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections import Counter
@@ -164,9 +165,10 @@ class _Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self.address = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
-        prepare(transport.get_extra_info("socket"))
+        if (peer := transport.get_extra_info("peername")) is not None:  # else it is gone already
+            self.address = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
+        with contextlib.suppress(OSError):
+            prepare(transport.get_extra_info("socket"))
         self._greeting = self._gate.came(self)
         if self._greeting is None:
             self.close()

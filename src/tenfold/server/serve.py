@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import ipaddress
 import logging
@@ -12,7 +11,6 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -21,15 +19,16 @@ import uvloop
 
 from tenfold.checkpoint.fingerprint import fingerprint
 from tenfold.config import ResolvedPlan, ServeConfig, check_kv_disk
-from tenfold.protocol import EnginePlan, Join
+from tenfold.protocol import EnginePlan
 from tenfold.server.app import App
 from tenfold.server.asgi import Layer
 from tenfold.server.chat_setup import choose_chat
 from tenfold.server.connection import Connection, Patience
 from tenfold.server.cors import Cors, check_origin
+from tenfold.server.door import Door, Identify, door_of
 from tenfold.server.flights import Flights
-from tenfold.server.gate import Gate
 from tenfold.server.keys import Keys, RequireKey, load_keys
+from tenfold.server.listening import bind
 from tenfold.server.metrics import Metrics
 from tenfold.server.openapi import document
 from tenfold.server.page import FILES, Page
@@ -38,8 +37,6 @@ from tenfold.server.text import Text
 from tenfold.server.tracing import TraceHandler
 from tenfold.server.until_ready import UntilReady
 from tenfold.worker.process import ENGINE_BUILDER
-from tenfold.worker.secret import load_secret, parse_address
-from tenfold.worker.version import code_digest, version
 
 log = logging.getLogger(__name__)
 
@@ -61,34 +58,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-def bind(host: str, port: int, option: str = "--host or --port") -> socket.socket:
-    """A bound socket; the port is taken before anything is loaded. Raises OSError that says what to do; the
-    ``option`` says where it was asked for."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        # With one argument OSError is its message: no [Errno ...] in front of it.
-        if error.errno == errno.EADDRINUSE:
-            which = option.rpartition(" ")[2]
-            raise OSError(
-                f"port {port} of {host} is in use; choose another with {which} (0: any free one)"
-            ) from None
-        reason = error.strerror or str(error)
-        raise OSError(f"cannot listen on {host}:{port}: {reason}; choose another {option}") from None
-    return sock
-
-
 def serve(
     config: ServeConfig,
     path: str,
     load_text: Callable[[str], Text],
     on_ready: ReadyCallback,
     builder: str = ENGINE_BUILDER,
-    identify: Callable[[Path], str] = fingerprint,
+    identify: Identify = fingerprint,
 ) -> None:
     """Serves the model at ``path`` until SIGINT or SIGTERM. SIGHUP replaces the workers one after another.
 
@@ -101,11 +77,7 @@ def serve(
     for origin in config.cors_origins:
         check_origin(origin)
     check_kv_disk(config.kv_disk)
-    door: tuple[socket.socket, bytes] | None = None
-    if config.accept_workers is not None and config.secret_file is not None:
-        secret = load_secret(config.secret_file)
-        where = parse_address(config.accept_workers, "--accept-workers")
-        door = bind(*where, option="--accept-workers"), secret
+    door = door_of(config, identify)
     sock = bind(config.host, config.port)
     with sock:
         if keys is None and not _is_loopback(sock):
@@ -114,7 +86,7 @@ def serve(
                 config.host,
             )
         with _told(traces):
-            uvloop.run(_serve(config, path, load_text, on_ready, builder, sock, keys, door, identify))
+            uvloop.run(_serve(config, path, load_text, on_ready, builder, sock, keys, door))
 
 
 @contextlib.contextmanager
@@ -152,8 +124,7 @@ async def _serve(
     builder: str,
     sock: socket.socket,
     keys: Keys | None,
-    door: tuple[socket.socket, bytes] | None,
-    identify: Callable[[Path], str],
+    door: Door | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     metrics = Metrics()
@@ -167,8 +138,6 @@ async def _serve(
         drain_s=config.drain_s,
         accepts=door is not None,
     )
-    gate = None if door is None else Gate(*door, flights)
-    metrics.gate = gate
     until_ready = UntilReady(flights)
     server = _Server(
         uvicorn.Config(
@@ -194,7 +163,7 @@ async def _serve(
             # Nobody knows when the first will join: until then, requests are told so.
             serving = await _listen(server, sock)
             log.info("listening on %s; waiting for a worker to join at %s", _url(sock), config.accept_workers)
-        opening = None if gate is None else partial(_open, gate, config, path, identify)
+        opening = None if door is None else partial(door.open, config, path, flights, metrics)
         started = await _start(flights, path, load_text, stop_asked, opening)
         if started is None:
             return
@@ -226,8 +195,8 @@ async def _serve(
             task.cancel()
         await _drain(flights, server, serving, stop_asked, config.drain_s)
     finally:
-        if gate is not None:
-            gate.close()
+        if door is not None:
+            door.close()
         await flights.stop()
         if serving is not None and not serving.done():  # stopped while nobody had joined, or failed
             server.should_exit = True
@@ -245,22 +214,6 @@ async def _listen(server: _Server, sock: socket.socket) -> asyncio.Task[None]:
     while not server.started and not serving.done():
         await asyncio.sleep(0.001)
     return serving
-
-
-async def _open(gate: Gate, config: ServeConfig, path: str, identify: Callable[[Path], str]) -> None:
-    """Lets workers in, once it is known what they must be."""
-    model = await asyncio.get_running_loop().run_in_executor(None, identify, Path(path))
-    ours = Join(
-        name="",
-        instance="",
-        version=version(),
-        code=code_digest(),
-        model=model,
-        format=config.format,
-        kv_format=config.kv_format,
-    )
-    await gate.open(ours)
-    log.info("workers of other machines may join at %s", gate.address)
 
 
 async def _start(
