@@ -18,7 +18,7 @@ import msgspec
 from tenfold.protocol import EnginePlan, FrontMessage, Join, JoinedMessage, TurnedAway, Welcome
 from tenfold.server.joined import JoinedHost, identity_objection, plan_objection
 from tenfold.server.post import Post
-from tenfold.worker.join import GREETING_S, prepare
+from tenfold.worker.join import GREETING_S, check_name, prepare
 from tenfold.worker.sealed import ANSWER, WRONG_SECRET, FrontGreeting, NotTrusted, Seals
 
 log = logging.getLogger(__name__)
@@ -244,6 +244,7 @@ class _Link(asyncio.Protocol):
             return
         if not isinstance(message, Join):
             raise ValueError(f"it said {type(message).__name__} before Join")
+        check_name(message.name)
         self._known()
         self._instance = message.instance
         self.host = self._gate.let_in(self, message)

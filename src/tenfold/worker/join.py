@@ -74,9 +74,14 @@ class Joining:
         """As the command line says it. Raises ValueError, OSError."""
         host, port = parse_address(address, "--join")
         name = socket.gethostname() if name is None else name
-        if not (0 < len(name) <= 64 and name.isascii() and name.isprintable() and " " not in name):
-            raise ValueError(f"--name is {name!r}; it must be 1 to 64 visible ASCII characters")
+        check_name(name)
         return cls(host, port, load_secret(secret_file), name)
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for one that logs and metrics had better not have."""
+    if not (0 < len(name) <= 64 and name.isascii() and name.isprintable() and " " not in name):
+        raise ValueError(f"--name is {name[:80]!r}; it must be 1 to 64 visible ASCII characters")
 
 
 def prepare(sock: socket.socket) -> None:
