@@ -11,6 +11,7 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+PoolingKind = Literal["mean", "last"]
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +57,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """None: any text."""
 
 
+class Pooling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the final hidden states of a prompt become its embedding."""
+
+    kind: PoolingKind
+    """``mean``: of all its tokens; all of them are computed, whatever the cache has. ``last``: of its last
+    token."""
+    normalize: bool = True
+    """To length 1."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A request as the engine knows it."""
 
@@ -72,6 +83,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Of the chunk of another worker: its pages are taken from there instead of computed, if they come."""
     namespace: str = ""
     """Whose traffic it is: cached prompts, and what drafters learn, are shared within a namespace alone."""
+    pooling: Pooling | None = None
+    """Not None: the prompt's embedding is wanted, and no token; of ``params`` nothing counts then."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -95,6 +108,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """The token that ended it, for finish ``stop``."""
     error: str | None = None
     """For finish ``error``: what went wrong and what to do."""
+    error_field: str | None = None
+    """For finish ``error``: the field of the request at fault, as clients write it; None: it is not the
+    request's own fault."""
     cached_tokens: int | None = None
     """Prompt tokens that were not computed anew; in the first chunk."""
     handoff: dict[str, Any] | None = None
@@ -103,6 +119,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     pages are there. None in the last chunk: they are not, or the answer ended with this token."""
     queue_ms: float | None = None
     """How long the request waited in the engine before its first step; in the first chunk."""
+    embedding: bytes | None = None
+    """Of a request with ``pooling``, in its only chunk, with finish ``stop``: float32, little-endian."""
 
 
 class SpeculationCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,6 +317,8 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     load_ms: float
     kv_disk_bytes: int = 0
     """Most bytes of the disk tier; 0: there is none."""
+    state_width: int = 0
+    """Elements of an embedding; 0: there are none."""
 
 
 class ToWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -37,8 +37,8 @@ def test_a_short_secret_is_refused(tmp_path: Path) -> None:
 
 def test_addresses() -> None:
     """Promise: host and port, of both families; everything else is refused by the option's name."""
-    assert parse_address("10.0.0.1:7001", "--join") == ("10.0.0.1", 7001)
-    assert parse_address("[fd00::1]:7001", "--join") == ("fd00::1", 7001)
+    assert parse_address("10.0.0.1:7001", "join") == ("10.0.0.1", 7001)
+    assert parse_address("[fd00::1]:7001", "join") == ("fd00::1", 7001)
     for wrong in ("", "7001", ":7001", "host", "host:", "host:x", "host:70000", "fd00::1:7001", "host:-1"):
-        with pytest.raises(ValueError, match=r"--join is .*write it like"):
-            parse_address(wrong, "--join")
+        with pytest.raises(ValueError, match=r"join is .*write it like"):
+            parse_address(wrong, "join")

@@ -26,9 +26,9 @@ class Door:
     """Owns the socket until it is opened, and the gate then."""
 
     def __init__(self, address: str, secret_file: str, identify: Identify = fingerprint) -> None:
-        """Takes the port. Raises OSError, and ValueError for an address or a secret that cannot be."""
+        """Takes the port. Raises OSError, and OptionError for an address or a secret that cannot be."""
         self._secret = load_secret(secret_file)
-        self._socket = bind(*parse_address(address, "--accept-workers"), option="--accept-workers")
+        self._socket = bind(*parse_address(address, "accept_workers"), option="--accept-workers")
         self._identify = identify
         self._gate: Gate | None = None
 

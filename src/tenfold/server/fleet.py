@@ -308,6 +308,8 @@ class Fleet:
 
     def _asked(self, request: Request) -> RouteRequest:
         tokens = request.prompt + request.output
+        if request.pooling is not None and request.pooling.kind == "mean":
+            return RouteRequest(request.id, (), len(tokens))  # it is computed whole wherever it goes
         return RouteRequest(request.id, page_names(tokens, PAGE_ROWS, request.namespace), len(tokens))
 
     def _leave(self, id: str) -> Post | None:

@@ -18,7 +18,7 @@ import uvicorn
 import uvloop
 
 from tenfold.checkpoint.fingerprint import fingerprint
-from tenfold.config import ResolvedPlan, ServeConfig, check_kv_disk
+from tenfold.config import ResolvedPlan, ServeConfig, check_kv_disk, check_kv_memory, total_memory
 from tenfold.protocol import EnginePlan
 from tenfold.server.app import App
 from tenfold.server.asgi import Layer
@@ -26,6 +26,7 @@ from tenfold.server.chat_setup import choose_chat
 from tenfold.server.connection import Connection, Patience
 from tenfold.server.cors import Cors, check_origin
 from tenfold.server.door import Door, Identify, door_of
+from tenfold.server.embeddings import plan_line
 from tenfold.server.flights import Flights
 from tenfold.server.keys import Keys, RequireKey, load_keys
 from tenfold.server.listening import bind
@@ -70,12 +71,14 @@ def serve(
 
     Then it accepts nothing more, lets running requests go on for ``config.drain_s`` (a second signal cuts
     that short), and returns. Raises StartError (also later, when the supervision of the worker fails),
-    OSError, ValueError for keys, origins, a disk folder or a secret that cannot be, or what ``load_text``
-    raises. ``identify`` tells a model's files from others', for workers that join."""
+    OSError, OptionError for keys, origins, a disk folder, a secret, an address or a size that cannot be, or
+    what ``load_text`` raises. ``identify`` tells a model's files from others', for workers that join.
+    """
     traces = None if config.otlp_endpoint is None else TraceHandler(config.otlp_endpoint)
     keys = None if config.api_key_file is None else load_keys(config.api_key_file)
     for origin in config.cors_origins:
         check_origin(origin)
+    check_kv_memory(config.kv_memory_bytes, total_memory())
     check_kv_disk(config.kv_disk)
     door = door_of(config, identify)
     sock = bind(config.host, config.port)
@@ -188,7 +191,12 @@ async def _serve(
         gc.collect()
         gc.freeze()
         if server.started:
-            on_ready(ResolvedPlan(config=config, path=path, engine=plan, chat=chat.lines()), _url(sock))
+            on_ready(
+                ResolvedPlan(
+                    config=config, path=path, engine=plan, chat=(*chat.lines(), plan_line(text.pooling))
+                ),
+                _url(sock),
+            )
         ends = [asyncio.create_task(stop_asked.wait()), asyncio.create_task(flights.ended()), serving]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends[:2]:

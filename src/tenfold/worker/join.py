@@ -26,6 +26,7 @@ from types import FrameType
 import msgspec
 
 from tenfold.checkpoint.fingerprint import fingerprint
+from tenfold.config import OptionError
 from tenfold.protocol import (
     Alive,
     EnginePlan,
@@ -71,17 +72,17 @@ class Joining:
 
     @classmethod
     def of(cls, address: str, secret_file: str, name: str | None) -> Joining:
-        """As the command line says it. Raises ValueError, OSError."""
-        host, port = parse_address(address, "--join")
+        """As the command line says it. Raises OptionError, OSError."""
+        host, port = parse_address(address, "join")
         name = socket.gethostname() if name is None else name
         check_name(name)
         return cls(host, port, load_secret(secret_file), name)
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError for one that logs and metrics had better not have."""
+    """Raises OptionError for one that logs and metrics had better not have."""
     if not (0 < len(name) <= 64 and name.isascii() and name.isprintable() and " " not in name):
-        raise ValueError(f"--name is {name[:80]!r}; it must be 1 to 64 visible ASCII characters")
+        raise OptionError(f"name is {name[:80]!r}; it must be 1 to 64 visible ASCII characters", "name")
 
 
 def prepare(sock: socket.socket) -> None:
