@@ -112,6 +112,7 @@ class EmbeddingAnswer:
         self.finish: Finish | None = None
         self.engine_finish: FinishReason | None = None
         self.error: str | None = None
+        self.error_field: str | None = None
         self.cached_tokens: int | None = None
         self.queue_ms: float | None = None
 
@@ -121,7 +122,7 @@ class EmbeddingAnswer:
         for chunk in chunks:
             if self.cached_tokens is None:
                 self.cached_tokens, self.queue_ms = chunk.cached_tokens, chunk.queue_ms
-            self.engine_finish, self.error = chunk.finish, chunk.error
+            self.engine_finish, self.error, self.error_field = chunk.finish, chunk.error, chunk.error_field
             if chunk.embedding is not None:
                 self.finish = Finish("stop")
                 delta.events.append(self.finish)

@@ -47,6 +47,9 @@ class Room(Protocol):
     @property
     def kv_pages(self) -> int: ...
 
+    @property
+    def state_width(self) -> int: ...
+
 
 class Preparer:
     """Prepares requests for one model. Safe to use from several threads."""
