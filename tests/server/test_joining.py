@@ -75,7 +75,7 @@ def up(server: ServerProcess, *names: str) -> Callable[[], bool]:
 
 def ask(server: ServerProcess, prompt: str = "abc", tokens: int = 4, seed: int = 1) -> str:
     body = {"prompt": prompt, "seed": seed, "max_tokens": tokens, "ignore_eos": True}
-    response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=90)
+    response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=240)
     assert response.status_code == 200, response.text
     text: str = response.json()["choices"][0]["text"]
     return text
@@ -102,7 +102,7 @@ class Load:
 
     def finish(self) -> None:
         for end in self._ends:
-            end.result(timeout=90)
+            end.result(timeout=240)
         self._pool.shutdown()
         assert self._server.metric("tenfold_requests_in_flight") == 0
 
@@ -171,8 +171,9 @@ def test_a_stopped_worker_is_cut_off_and_comes_back(place: Place) -> None:
 def test_a_long_step_elsewhere_is_not_a_stopped_worker(place: Place) -> None:
     """Promise: a worker that says nothing for more seconds than a stopped one is allowed, but computes, is
     left alone: it tells its CPU time meanwhile."""
-    worker = place.worker(FakeConfig(step_cpu_s=4.0))
-    server = place.front(workers=0, accept_workers=f"127.0.0.1:{place.port}")
+    worker = place.worker(FakeConfig(step_cpu_s=3.5))
+    # How long a step may be at all is not the question here: the machine may be busy.
+    server = place.front(workers=0, stall_after_s=600.0)
     assert ask(server, tokens=1) == expected.text("abc", 1, 1)
     assert server.metric("tenfold_router_silent_total") == 0
     assert worker.log.read_text().count("joined the front") == 1
