@@ -9,6 +9,7 @@ from tenfold.cli.options import Commands
 from tenfold.cli.serving import generate, serve
 from tenfold.cli.simulating import simulate
 from tenfold.cli.speculating import example_traffic, replay, train_drafter
+from tenfold.cli.working import worker
 
 
 @click.group(
@@ -29,5 +30,16 @@ def main() -> None:
     """
 
 
-for command in (serve, generate, inspect, bench, synth, example_traffic, train_drafter, replay, simulate):
+for command in (
+    serve,
+    worker,
+    generate,
+    inspect,
+    bench,
+    synth,
+    example_traffic,
+    train_drafter,
+    replay,
+    simulate,
+):
     main.add_command(command)
