@@ -82,6 +82,7 @@ def parse_load(fields: Fields, config: ServeConfig) -> ServeConfig:
             workers=workers or config.workers or 1,
             # Of the model that the server began with alone.
             accept_workers=None,
+            secret_file=None,
             kv_events=None,
             kv_events_replay=None,
             kv_memory_bytes=config.kv_memory_bytes if kv_memory is None else kv_memory,
