@@ -69,6 +69,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     """Processes with an engine each; ``threads`` and ``max_running`` are of each, ``kv_memory_bytes`` is of
     all together."""
+    prefill: int = 0
+    """With ``decode`` instead of ``workers``: so many processes compute prompts, whose pages the ``decode``
+    others take over; 0: every worker does both."""
+    decode: int = 0
     routing: Policy = "cache-aware"
     """Which worker gets a request."""
     max_queue: int = 256
@@ -97,6 +101,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("max_batch_tokens", 1, 1 << 16),
             ("max_running", 1, 4096),
             ("workers", 1, 256),
+            ("prefill", 0, 256),
+            ("decode", 0, 256),
             ("max_queue", 0, 1 << 20),
             ("max_body_bytes", 1024, 1 << 30),
             ("stall_after_s", 0.1, 86400),
@@ -141,10 +147,24 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "--drafter"
             )
 
-        if self.learn and self.workers > 1:
+        if bool(self.prefill) != bool(self.decode):
             raise ValueError(
-                f"learn is given with {self.workers} workers, and only one can learn; leave one of them out"
+                f"prefill is {self.prefill} and decode is {self.decode}; give 1 or more of each, or neither"
             )
+        if self.prefill and self.workers > 1:
+            raise ValueError(
+                f"workers is {self.workers} beside prefill and decode, which say how many there are; "
+                "leave it out"
+            )
+        if self.learn and self.processes > 1:
+            raise ValueError(
+                f"learn is given with {self.processes} workers, and only one can learn; leave one of them out"
+            )
+
+    @property
+    def processes(self) -> int:
+        """Workers of all roles."""
+        return self.prefill + self.decode if self.prefill else self.workers
 
     @property
     def model_name(self) -> str:
@@ -167,8 +187,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             learn=self.learn,
             kv_disk=self.kv_disk,
             kv_disk_bytes=self.kv_disk_bytes,
-            workers=self.workers,
-            routed=self.workers > 1,
+            workers=self.processes,
+            routed=self.processes > 1,
+            prefill_workers=self.prefill,
+            transfer=self.prefill > 0,
         )
 
 
@@ -305,9 +327,11 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
             PlanLine("isa", engine.isa, engine.isa_why),
             PlanLine(
                 "workers",
-                str(config.workers),
+                f"{config.prefill} prefill + {config.decode} decode"
+                if config.prefill
+                else str(config.workers),
                 f"{config.routing} routing; threads, kv cache and running are of each"
-                if config.workers > 1
+                if config.processes > 1
                 else "one process with an engine",
             ),
             PlanLine("threads", str(engine.threads), engine.threads_why),
@@ -320,7 +344,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                     config.kv_memory_bytes,
                     engine.max_context,
                     engine.max_running,
-                    config.workers,
+                    config.processes,
                 ),
             ),
             PlanLine(

@@ -12,8 +12,8 @@ import msgspec
 FinishReason = Literal["stop", "length", "abort", "error"]
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 WorkerRole = Literal["mixed", "prefill", "decode"]
-"""What a worker is for: ``mixed``, prompts and answers; ``prefill``, prompts, whose pages and first token others
-take over; ``decode``, answers. Any worker can do all of it, and does where nobody else is left."""
+"""What a worker is for: ``mixed``, prompts and answers; ``prefill``, prompts, whose pages and first token
+others take over; ``decode``, answers. Any worker can do all of it, and does where nobody else is left."""
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -337,8 +337,9 @@ class Generate(ToWorker, frozen=True, kw_only=True):
 
 
 class Fetch(ToWorker, frozen=True, kw_only=True):
-    """Bring the pages of a prompt that is being prefilled elsewhere into the cache, as they become ready: its
-    request follows as `Generate` with the same id, and waits for them without holding up others; or `Abort`."""
+    """Bring the pages of a prompt that is being prefilled elsewhere into the cache, as they become ready. Its
+    request follows as `Generate` with the same id, and waits for them without holding up others; or an
+    `Abort` follows."""
 
     id: str
     tokens: tuple[int, ...]
@@ -347,7 +348,8 @@ class Fetch(ToWorker, frozen=True, kw_only=True):
 
 
 class Abort(ToWorker, frozen=True, kw_only=True):
-    """Forget a request (or a `Fetch`); its news are of no interest. An unknown id is no error: it may have just ended."""
+    """Forget a request (or a `Fetch`); its news are of no interest. An unknown id is no error: it may have
+    just ended."""
 
     id: str
     keep: int | None = None

@@ -127,7 +127,7 @@ class Engine:
             self._queue(sequence)
 
     def fetch(self, fetch: Fetch) -> None:
-        """See `tenfold.protocol.Fetch`. Without transfer nothing is done: the request's prompt is computed."""
+        """See `tenfold.protocol.Fetch`. Without transfer nothing is done: the prompt is computed."""
         if self._imports is not None:
             self._imports.fetch(fetch, len(self._scheduler.running))
 

@@ -96,9 +96,7 @@ class Arrivals:
         self._queue: deque[Arrival] = deque()
         self._lock = threading.Condition()
         self._stopping = False
-        self._threads = [
-            threading.Thread(target=self._run, name=name, daemon=True) for _ in range(readers)
-        ]
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(readers)]
         for thread in self._threads:
             thread.start()
 

@@ -38,7 +38,7 @@ _READY_AT = _HEAD.size - _READY.size
 _MAGIC = b"TFKVREG\x01"
 _COMPLETE = Struct("<d")
 _COMPLETE_AT = 48
-"""The exporter's monotonic clock, which is that of all processes of a machine, when the last page was there."""
+"""When the last page was there, by the exporter's monotonic clock: that of all processes of a machine."""
 _TAKEN_AT = 56
 """The importer writes a 1 there when it needs the region no more."""
 _NAMES_AT = 64

@@ -20,6 +20,7 @@ from tenfold.router.policies import Policy
 from tenfold.server.errors import ApiError, broken, invalid, unavailable
 from tenfold.server.fleet import Fleet
 from tenfold.server.metrics import Metrics
+from tenfold.server.split import settings_of
 from tenfold.server.supervisor import Supervisor
 from tenfold.worker.process import ENGINE_BUILDER
 
@@ -124,7 +125,7 @@ class Flights:
         self._fleet = Fleet(
             settings,
             self,
-            lambda name, events: Supervisor(settings, events, builder, name),
+            lambda name, events: Supervisor(settings_of(settings, name), events, builder, name),
             policy=routing,
             hang_after_s=stall_after_s,
         )
