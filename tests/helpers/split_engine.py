@@ -89,7 +89,7 @@ def _die_once(fake: SplitFake) -> None:
 
 def _spoil_regions(fake: SplitFake) -> None:
     """This process's regions have the fault that was asked for."""
-    add, write_all = Region.add, region_module.write_all
+    add, write_all = Region.add, vars(region_module)["write_all"]
     spoil: list[int] = []
 
     def written(file: int, pages: Sequence[memoryview], at: int) -> None:
@@ -106,8 +106,8 @@ def _spoil_regions(fake: SplitFake) -> None:
             time.sleep(0.05)  # what is ready is being read
             _die_once(fake)
 
-    region_module.write_all = written
-    Region.add = spoilt  # type: ignore[method-assign]
+    vars(region_module)["write_all"] = written
+    type.__setattr__(Region, "add", spoilt)
 
 
 def build_split_engine(settings: EngineSettings) -> tuple[Engine, Any]:

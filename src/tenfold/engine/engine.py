@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 
 SOURCE_WAIT_S = 0.002
 """A step with nothing to compute waits so long for pages from elsewhere."""
+LAST_PAGES_S = 0.004
+"""When a request comes whose pages have nearly all been fetched, the step waits so long for the last ones,
+once: a whole step more would hold its next token up for longer."""
 
 
 class AdmissionNews(TypedDict, total=False):
@@ -100,6 +103,8 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._parked: dict[str, Sequence] = {}
         """Requests whose pages are being fetched: not in the queue, where they would hold up others."""
+        self._fresh: list[str] = []
+        """Of these, the ones that came since the last step."""
         # Chunks of requests that ended between two steps.
         self._ended: list[Chunk] = []
         self._steps = self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
@@ -123,6 +128,7 @@ class Engine:
             self._imports.expect(request.id, request.handoff)
         if self._imports is not None and self._imports.coming(request.id):
             self._parked[request.id] = sequence
+            self._fresh.append(request.id)
         else:
             self._queue(sequence)
 
@@ -154,8 +160,10 @@ class Engine:
         """Makes one step, and returns what is new. If the program fails, the requests of that step end with
         its error, and the others go on."""
         speculation, tier, handover = self._speculation, self._tier, self._handover
-        if self._imports is not None and self._imports.tick(len(self._scheduler.running)):
-            self._scheduler.unblock()
+        if self._imports is not None:
+            self._await_last_pages(self._imports)
+            if self._imports.tick(len(self._scheduler.running)):
+                self._scheduler.unblock()
         if tier is not None and tier.tick():
             self._scheduler.unblock()
         self._unpark()
@@ -294,6 +302,13 @@ class Engine:
     def _queue(self, sequence: Sequence) -> None:
         self._sequences[sequence.id] = sequence
         self._scheduler.waiting.append(sequence)
+
+    def _await_last_pages(self, imports: Imports) -> None:
+        if self._fresh:
+            until = time.monotonic() + LAST_PAGES_S
+            while any(map(imports.reads, self._fresh)) and (left := until - time.monotonic()) > 0:
+                imports.wait(left)
+            self._fresh.clear()
 
     def _unpark(self) -> None:
         """Requests whose pages have come, or will not, join the queue."""

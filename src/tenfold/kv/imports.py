@@ -124,6 +124,11 @@ class Imports:
         """Whether a request's pages are still being fetched."""
         return id in self._coming and not self._coming[id][0].called_off
 
+    def reads(self, id: str) -> bool:
+        """Whether some of a request's pages have still to be read."""
+        coming = self._coming.get(id)
+        return coming is not None and not coming[0].over and not coming[0].called_off
+
     def ready(self, id: str, tokens: Sequence[int], namespace: str, reserve: int) -> bool:
         """Whether the request at the head of the queue need not wait (any longer) for pages."""
         if (coming := self._coming.get(id)) is not None:
@@ -201,8 +206,9 @@ class Imports:
         return bool(self._arrivals.under_way) and not self._arrivals.stuck
 
     def wait(self, seconds: float) -> None:
-        """Waits until the thread has news."""
+        """Waits until a thread has news that were not waited for before."""
         self._news.wait(seconds)
+        self._news.clear()
 
     def counts(self) -> TransferCounts:
         """What was exported and imported so far."""
