@@ -16,7 +16,7 @@ from tenfold.backends.base import ProgramInfo
 from tenfold.bench.recording import Recorder
 from tenfold.bench.replay import Side, replay
 from tenfold.bench.replay_report import ReplayReport, report
-from tenfold.bench.survey import SURVEYED, Survey, forecast_line, read_survey
+from tenfold.bench.survey import SURVEYED, Sort, Survey, forecast_line, read_survey
 from tenfold.bench.survey_run import build_speculating, take_survey, warm_up
 from tenfold.bench.version import version
 from tenfold.checkpoint.locate import locate
@@ -123,7 +123,8 @@ def replay_on(
 ) -> ReplayReport:
     """Replays these requests; what ``survey`` lets expect, and progress, go to standard error. Raises
     ValueError."""
-    forecast = survey.forecast(sides.curve, Counter(one.kind for one in requests), settings.streams)
+    sorts = Counter(Sort(one.kind, one.params.temperature > 0) for one in requests)
+    forecast = survey.forecast(sides.curve, sorts, settings.streams)
     print(forecast_line(forecast), file=sys.stderr, flush=True)
     own = [
         msgspec.structs.replace(one, params=answer_params(one.params, "own", settings.max_answer))

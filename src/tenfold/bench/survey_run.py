@@ -37,10 +37,22 @@ def take_survey(
     drafter: Path | None,
     choose: Callable[[Text, ProgramInfo], Sequence[TrafficRequest]],
     max_answer: int,
+    modes: Sequence[str] = ("own",),
 ) -> Survey:
-    """Computes the requests that ``choose`` says, with progress on standard error. The engine is a fresh one,
-    as that of a replay is: what its suffix drafter learns here would be known there. Raises ValueError or
-    OSError for a model, drafter or requests that cannot be used."""
+    """Computes the requests that ``choose`` says, in each of the ``modes`` (see `answer_params`), with
+    progress on standard error. The engine is a fresh one for each mode, as that of a replay is: what its
+    suffix drafter learns here would be known there, and with an answer in one mode that in another is half
+    known. Raises ValueError or OSError for a model, drafter or requests that cannot be used."""
+    return Survey.merged([_survey(config, drafter, choose, max_answer, mode) for mode in modes])
+
+
+def _survey(
+    config: ServeConfig,
+    drafter: Path | None,
+    choose: Callable[[Text, ProgramInfo], Sequence[TrafficRequest]],
+    max_answer: int,
+    mode: str,
+) -> Survey:
     path = str(locate(config.model))
     text = load_text(path)
     target = build_speculating(config.engine_settings(path), drafter, Surveyor)
@@ -49,7 +61,7 @@ def take_survey(
         assert isinstance(surveyor, Surveyor)
         requests = {str(one.line): one for one in choose(text, target.program.info)}
         jobs = [
-            Job(id, one.line, one.conversation, one.prompt, answer_params(one.params, "own", max_answer))
+            Job(id, one.line, one.conversation, one.prompt, answer_params(one.params, mode, max_answer))
             for id, one in requests.items()
         ]
         warm_up(target.engine, text)

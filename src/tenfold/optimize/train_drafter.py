@@ -160,7 +160,11 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
     write_trained(settings.output, [*parts.training, *parts.validation])
     trained = time.monotonic()
     survey = take_survey(
-        config, settings.output, lambda *_: first_of_each(parts.validation, SURVEYED), settings.max_answer
+        config,
+        settings.output,
+        lambda *_: first_of_each(parts.validation, SURVEYED),
+        settings.max_answer,
+        ("greedy", "sampled"),
     )
     replay = ReplaySettings(traffic=settings.traffic, drafter=settings.output, max_answer=settings.max_answer)
     with open_sides(config, replay) as sides:

@@ -15,8 +15,10 @@ _ASKING = 0.0025
 # What is left of it for a drafter that has brought nothing for long, and in how many steps it halves.
 _LEAST_ASKING = 0.001
 _HALVING_STEPS = 1000.0
-# The time, in plain steps, that a drafter is trusted with at the start.
+# The time, in plain steps, that a drafter is trusted with at the start, and the calls it may make whatever
+# the first of them took: one that was held up says nothing of the next.
 _TRUST_STEPS = 2.0
+_TRUSTED_CALLS = 3
 # Gains are estimates: asking must bring so much more than it costs.
 _MARGIN = 1.1
 _GAIN_RATE = 0.05
@@ -174,15 +176,18 @@ class Asker:
         if len(asked) == len(free):
             return asked
         asleep = len(free) - len(asked)
-        if source.credit_ms < source.cost_ms(min(asleep, 4)):
+        trusted = source.calls < _TRUSTED_CALLS
+        if source.credit_ms < source.cost_ms(min(asleep, 4)) and not trusted:
             return asked
         left = [i for i in free if i not in asked] if asked else list(free)
         if source.each_ms > 0.0:
             paid = int((source.credit_ms - (0.0 if asked else source.call_ms)) / source.each_ms)
+            paid = max(paid, int(trusted))
             if paid < asleep:
                 left.sort(key=lambda i: runs[i].asked[index])
                 left = left[:paid]
-        source.credit_ms -= source.cost_ms(len(left)) - (source.call_ms if asked else 0.0)
+        spent = source.cost_ms(len(left)) - (source.call_ms if asked else 0.0)
+        source.credit_ms -= min(spent, max(source.credit_ms, 0.0)) if trusted else spent
         return sorted(asked + left)
 
     def _weigh(

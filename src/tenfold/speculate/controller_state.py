@@ -48,6 +48,7 @@ class Source:
         """Time that asking it may take although it does not seem to pay."""
         self.paid_step = 0
         """The step in which it last brought something."""
+        self.calls = 0
         self.drafts = self.drafted = self.accepted = self.asks = 0
         self.asking_ms = 0.0
         self._max_draft = max_draft
@@ -93,6 +94,7 @@ class Source:
     def took(self, sequences: int, length: int, ms: float) -> None:
         """A call for so many sequences and tokens took so long. The time is thought to grow with the length,
         as that of a recurrent head does. Decayed least squares; an outlier is cut."""
+        self.calls += 1
         self.asks += sequences
         self.asking_ms += ms
         ms /= length
