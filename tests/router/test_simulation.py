@@ -147,6 +147,14 @@ def test_the_command_prints_what_was_measured(tmp_path: Path) -> None:
     assert figures["finished"] == 20
     assert 0 < figures["reuse"] <= figures["reuse_ideal_infinite"] < 1
     assert figures["ttft_ms"]["mean"] > 0 and figures["itl_ms"]["p99"] > 0
+    command = ["simulate", "--trace", str(path), "--prefill", "1", "--json"]
+    result = CliRunner().invoke(main, [*command, "--decode", "2"])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.output)
+    assert (figures["workers"], figures["prefill"], figures["decode"]) == (3, 1, 2)
+    assert sum(figures["choices"].values()) == figures["finished"] == 20
+    assert CliRunner().invoke(main, command).exit_code == 2
+    assert CliRunner().invoke(main, [*command, "--decode", "1", "--workers", "2"]).exit_code == 2
 
 
 def test_a_bad_trace_names_its_line(tmp_path: Path) -> None:
