@@ -279,7 +279,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.requests < 1 or options.workers < 1:
         parser.error("--requests and --workers: must be positive")
-    roles = ("--workers", str(options.workers))
+    roles: tuple[str, ...] = ("--workers", str(options.workers))
     if options.prefill:
         roles = ("--prefill", str(options.prefill), "--decode", str(options.decode))
         options.workers = options.prefill + options.decode

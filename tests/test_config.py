@@ -21,6 +21,8 @@ from tenfold.config import (
     plan_kv,
 )
 from tenfold.protocol import EnginePlan
+from tenfold.server.chat_setup import choose_chat
+from tests.helpers.fake_text import load_fake_text
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_workers_share_what_there_is() -> None:
     settings = ServeConfig(model="m", workers=3, kv_memory_bytes=300).engine_settings("m")
     assert (settings.workers, settings.routed, settings.kv_memory_bytes) == (3, True, 300)
     assert not ServeConfig(model="m").engine_settings("m").routed
-    with pytest.raises(ValueError, match="learn is given with 2 workers"):
+    with pytest.raises(ValueError, match="learn is given and workers is 2"):
         ServeConfig(model="m", workers=2, learn=True, drafter="d")
     assert "divided among 3 workers" in explain_kv(5, 300, 1000, 4, 3)
 
@@ -69,16 +71,16 @@ def test_prefill_and_decode_workers() -> None:
         ({"prefill": 1}, "decode is 0; give 1 or more of each"),
         ({"decode": 1}, "prefill is 0 and decode is 1"),
         ({"prefill": 1, "decode": 1, "workers": 2}, "workers is 2 beside prefill and decode"),
-        ({"prefill": 1, "decode": 1, "learn": True, "drafter": "d"}, "learn is given with 2 workers"),
+        ({"prefill": 1, "decode": 1, "learn": True, "drafter": "d"}, "learn is given and prefill is 1"),
         ({"prefill": 300, "decode": 1}, "prefill is 300"),
     ):
         with pytest.raises(ValueError, match=why):
-            ServeConfig(model="m", **fields)  # type: ignore[arg-type]
+            ServeConfig(model="m", **fields)
 
 
 def test_a_size_of_the_disk_tier_needs_its_folder() -> None:
     """The message says what to give."""
-    with pytest.raises(ValueError, match="--kv-disk DIR"):
+    with pytest.raises(ValueError, match="without kv_disk"):
         ServeConfig(model="m", kv_disk_bytes=1 << 30)
     with pytest.raises(ValueError, match="kv_disk_bytes is 0"):
         ServeConfig(model="m", kv_disk="/tmp/x", kv_disk_bytes=0)
@@ -152,6 +154,16 @@ def test_the_plan_is_for_people_and_for_machines() -> None:
     data = json.loads(json.dumps(plan.to_json()))
     assert data["engine"]["isa"] == "avx2"
     assert {line["name"] for line in data["lines"]} >= {"model", "weights", "threads", "kv cache"}
+    whole = ResolvedPlan(
+        config=ServeConfig(model="m"),
+        path="/m.gguf",
+        engine=engine,
+        chat=choose_chat(load_fake_text("")).lines(),
+    )
+    page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+    example = page.partition("## The plan")[2].split("```")[1].strip("\n").splitlines()
+    names = [line[2:].partition("  ")[0] for line in example]
+    assert names == [line.name for line in whole.lines()], "the example in docs/operations.md"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +178,8 @@ def test_a_disk_folder_that_cannot_be_is_found_before_anything_starts(tmp_path: 
     """A folder is made; a file, nothing at all, and a place where none can be made are refused by name."""
     check_kv_disk(None)
     check_kv_disk(str(tmp_path / "a" / "b"))
-    assert (tmp_path / "a" / "b").is_dir()
+    for made in (tmp_path / "a", tmp_path / "a" / "b"):
+        assert made.stat().st_mode & 0o777 == 0o700, "what it holds tells of prompts"
     (tmp_path / "file").write_text("")
     for wrong in (str(tmp_path / "file"), "", str(tmp_path / "file" / "c"), "/proc/tier"):
         with pytest.raises(ValueError, match="kv_disk"):

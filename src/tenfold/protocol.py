@@ -14,6 +14,7 @@ ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "gramm
 WorkerRole = Literal["mixed", "prefill", "decode"]
 """What a worker is for: ``mixed``, prompts and answers; ``prefill``, prompts, whose pages and first token
 others take over; ``decode``, answers. Any worker can do all of it, and does where nobody else is left."""
+PoolingKind = Literal["mean", "last"]
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +60,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """None: any text."""
 
 
+class Pooling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the final hidden states of a prompt become its embedding."""
+
+    kind: PoolingKind
+    """``mean``: of all its tokens; all of them are computed, whatever the cache has. ``last``: of its last
+    token."""
+    normalize: bool = True
+    """To length 1."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A request as the engine knows it."""
 
@@ -75,6 +86,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Of the chunk of another worker: its pages are taken from there instead of computed, if they come."""
     namespace: str = ""
     """Whose traffic it is: cached prompts, and what drafters learn, are shared within a namespace alone."""
+    pooling: Pooling | None = None
+    """Not None: the prompt's embedding is wanted, and no token; of ``params`` nothing counts then."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -98,6 +111,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """The token that ended it, for finish ``stop``."""
     error: str | None = None
     """For finish ``error``: what went wrong and what to do."""
+    error_field: str | None = None
+    """For finish ``error``: the field of the request at fault, as clients write it; None: it is not the
+    request's own fault."""
     cached_tokens: int | None = None
     """Prompt tokens that were not computed anew; in the first chunk."""
     handoff: dict[str, Any] | None = None
@@ -106,6 +122,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     pages are there. None in the last chunk: they are not, or the answer ended with this token."""
     queue_ms: float | None = None
     """How long the request waited in the engine before its first step; in the first chunk."""
+    embedding: bytes | None = None
+    """Of a request with ``pooling``, in its only chunk, with finish ``stop``: float32, little-endian."""
 
 
 class SpeculationCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,6 +333,8 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     kv_disk_bytes: int = 0
     """Most bytes of the disk tier; 0: there is none."""
     role: WorkerRole = "mixed"
+    state_width: int = 0
+    """Elements of an embedding; 0: there are none."""
 
 
 class ToWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from tqdm import tqdm
 
 from tenfold.backends.base import ProgramInfo
 from tenfold.bench.recording import Recorder
@@ -21,6 +20,7 @@ from tenfold.bench.survey_run import build_speculating, take_survey, warm_up
 from tenfold.bench.version import version
 from tenfold.checkpoint.locate import locate
 from tenfold.config import ServeConfig
+from tenfold.progress import Progress
 from tenfold.server.text import Text, load_text
 from tenfold.speculate.cost_curve import CostCurve, measure_curve
 from tenfold.traffic.answering import MAX_ANSWER, answer_params
@@ -130,11 +130,10 @@ def replay_on(
         msgspec.structs.replace(one, params=answer_params(one.params, "own", settings.max_answer))
         for one in requests
     ]
-    with tqdm(total=len(own), disable=not sys.stderr.isatty(), unit="request", desc="replaying") as bar:
+    with Progress(len(own), "requests", "replaying") as bar:
 
         def progress(done: int, tokens: int) -> None:
-            bar.set_postfix_str(f"{tokens} tokens", refresh=False)
-            bar.update(done - bar.n)
+            bar.at(done, note=f"{tokens} tokens")
 
         result = replay(sides.plain, sides.speculative, own, settings.streams, progress)
     return report(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from tqdm import tqdm
 
 from tenfold.backends.base import Program, ProgramInfo
 from tenfold.bench.prompts import windows
@@ -16,13 +13,14 @@ from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.locate import locate
 from tenfold.config import ServeConfig
 from tenfold.graph.graph import Graph
+from tenfold.progress import Progress
 from tenfold.protocol import EngineSettings, SamplingParams
 from tenfold.server.text import Text, load_text
 from tenfold.speculate.base import Speculator
 from tenfold.speculate.build import SpeculationSettings, build_speculator
 from tenfold.traffic.answering import answer_params
 from tenfold.traffic.reading import TrafficRequest
-from tenfold.traffic.running import Job, run_jobs
+from tenfold.traffic.running import Job, job_of, run_jobs
 from tenfold.worker.build import Target, build_target
 from tenfold.worker.loop import EngineLike
 
@@ -60,18 +58,13 @@ def _survey(
         surveyor = target.speculator
         assert isinstance(surveyor, Surveyor)
         requests = {str(one.line): one for one in choose(text, target.program.info)}
-        jobs = [
-            Job(id, one.line, one.conversation, one.prompt, answer_params(one.params, mode, max_answer))
-            for id, one in requests.items()
-        ]
+        jobs = [job_of(one, id, answer_params(one.params, mode, max_answer)) for id, one in requests.items()]
         warm_up(target.engine, text)
         surveyor.forget()
-        with tqdm(
-            total=len(jobs), disable=not sys.stderr.isatty(), unit="request", desc="forecasting"
-        ) as bar:
-            for done in run_jobs(target.engine, text, jobs, 1):
+        with Progress(len(jobs), "requests", "forecasting") as bar:
+            for number, done in enumerate(run_jobs(target.engine, text, jobs, 1), 1):
                 surveyor.keep(requests[done.job.id].kind, done)
-                bar.update()
+                bar.at(number)
         return surveyor.survey()
     finally:
         target.engine.close()

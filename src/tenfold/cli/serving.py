@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tenfold.cli.options import config_of, engine_options, say, size, speculation_options
+from tenfold.cli.options import config_of, engine_options, say, short, size, speculation_options
 from tenfold.config import LOG_FORMATS, REASONING_FORMATS, TOOL_FORMATS, ResolvedPlan
 from tenfold.router.policies import POLICIES
 
@@ -152,7 +152,7 @@ def serve(model: str, as_json: bool, log_level: str, **options: Any) -> None:
     try:
         run(config, str(locate(model)), load_text, ready)
     except StartError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(short(str(error))) from None
 
 
 @click.command()

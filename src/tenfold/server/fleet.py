@@ -283,8 +283,11 @@ class Fleet:
 
     def _asked(self, request: Request) -> RouteRequest:
         tokens = request.prompt + request.output
-        names = page_names(tokens, PAGE_ROWS, request.namespace)
         apart = self._plan is None or divisible(request, self._plan)
+        if request.pooling is not None and request.pooling.kind == "mean":
+            names: tuple[int, ...] = ()  # it is computed whole wherever it goes
+        else:
+            names = page_names(tokens, PAGE_ROWS, request.namespace)
         return RouteRequest(request.id, names, len(tokens), divisible=apart)
 
     def _leave(self, id: str) -> Post | None:

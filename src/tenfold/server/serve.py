@@ -18,13 +18,14 @@ import msgspec
 import uvicorn
 import uvloop
 
-from tenfold.config import ResolvedPlan, ServeConfig, check_kv_disk
+from tenfold.config import ResolvedPlan, ServeConfig, check_kv_disk, check_kv_memory, total_memory
 from tenfold.protocol import EnginePlan
 from tenfold.server.app import App
 from tenfold.server.asgi import Layer
 from tenfold.server.chat_setup import choose_chat
 from tenfold.server.connection import Connection, Patience
 from tenfold.server.cors import Cors, check_origin
+from tenfold.server.embeddings import plan_line
 from tenfold.server.flights import Flights
 from tenfold.server.keys import Keys, RequireKey, load_keys
 from tenfold.server.metrics import Metrics
@@ -85,12 +86,14 @@ def serve(
 
     Then it accepts nothing more, lets running requests go on for ``config.drain_s`` (a second signal cuts
     that short), and returns. Raises StartError (also later, when the supervision of the worker fails),
-    OSError, ValueError for keys, origins or a disk folder that cannot be, or what ``load_text`` raises.
+    OSError, OptionError for keys, origins, a disk folder or a size that cannot be, or what ``load_text``
+    raises.
     """
     traces = None if config.otlp_endpoint is None else TraceHandler(config.otlp_endpoint)
     keys = None if config.api_key_file is None else load_keys(config.api_key_file)
     for origin in config.cors_origins:
         check_origin(origin)
+    check_kv_memory(config.kv_memory_bytes, total_memory())
     check_kv_disk(config.kv_disk)
     sock = bind(config.host, config.port)
     with sock:
@@ -196,7 +199,12 @@ async def _serve(
         if server.started:
             host, port = sock.getsockname()[:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            on_ready(ResolvedPlan(config=config, path=path, engine=plan, chat=chat.lines()), url)
+            on_ready(
+                ResolvedPlan(
+                    config=config, path=path, engine=plan, chat=(*chat.lines(), plan_line(text.pooling))
+                ),
+                url,
+            )
         ends = [asyncio.create_task(stop_asked.wait()), asyncio.create_task(flights.ended()), serving]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends[:2]:

@@ -52,6 +52,8 @@ def settings_of(settings: EngineSettings, name: str) -> EngineSettings:
 
 def divisible(request: Request, plan: EnginePlan) -> bool:
     """Whether a request has more than one token to come, as far as can be known before."""
+    if request.pooling is not None:
+        return False
     had = len(request.prompt) + len(request.output)
     most = request.params.max_tokens
     left = plan.max_context - had

@@ -62,6 +62,7 @@ def plan_of(settings: EngineSettings, info: Any, load_ms: float, kv_disk_bytes: 
         load_ms=load_ms,
         kv_disk_bytes=kv_disk_bytes,
         role=settings.role,
+        state_width=info.state_width,
     )
 
 
@@ -94,7 +95,6 @@ def main(fd: int, parent: int, builder_name: str) -> int:
             Ready(plan=plan_of(start.settings, info, load_ms, 0 if tier is None else tier.size_bytes))
         )
         WorkerLoop(engine, channel).run()
-        gc.unfreeze()
         engine.close()
     except EOFError:
         return 0  # the front is gone, and with it everyone who wanted something
@@ -103,4 +103,6 @@ def main(fd: int, parent: int, builder_name: str) -> int:
         with contextlib.suppress(EOFError):
             channel.send(Failed(error=f"{type(error).__name__}: {error}"))
         return 1
+    finally:
+        gc.unfreeze()  # so that Python can take everything down, and no library complains of what is left
     return 0
