@@ -1,7 +1,7 @@
 """The controller beside every fixed choice, on the real engine: what would have been best, known afterwards?
 
     python benchmarks/speculation_choices.py --traffic traffic.jsonl --drafter drafter --temperature 0
-    python benchmarks/speculation_choices.py --random 16 --streams 8
+    python benchmarks/speculation_choices.py --random 160 --streams 8 --only "controller,nothing drafted"
 
 Every request is answered by each side before the next request comes, by one without speculation, by the
 controller with both drafters and with each alone, and by one drafter with a fixed number of tokens
@@ -26,7 +26,7 @@ import msgspec
 from tqdm import tqdm
 
 from tenfold.backends.base import Program
-from tenfold.bench.figures import TotalRatio, table, total_ratio
+from tenfold.bench.figures import Ratio, TotalRatio, paired_ratio, table, total_ratio
 from tenfold.bench.replay import Side, turns_of
 from tenfold.bench.script import run_script
 from tenfold.bench.survey_run import warm_up
@@ -52,8 +52,11 @@ from tenfold.worker.build import build_target
 
 SUFFIX_LENGTHS = (1, 2, 3, 4, 6, 8)
 HEAD_LENGTHS = (1, 2, 3, 4, 6)
-RANDOM_PROMPT_TOKENS, RANDOM_ANSWER_TOKENS = 32, 128
+RANDOM_PROMPT_TOKENS, RANDOM_ANSWER_TOKENS = 32, 64
+FEWEST_TURNS = 5
 PLAIN, CONTROLLER = "plain", "controller"
+NOTHING = "nothing drafted"
+"""On the engine that speculates: two programs of one model differ by a few percent, for where they lie."""
 
 
 class Switch:
@@ -113,6 +116,7 @@ def build_switch(program: Program, graph: Graph, checkpoint: Checkpoint, folder:
         choices["head alone"] = Controller([head], curve, wants_features=True)
         choices |= {f"head {k}": FixedSpeculator(head, k, wants_features=True) for k in HEAD_LENGTHS}
     choices |= {f"suffix {k}": FixedSpeculator(suffix(), k) for k in SUFFIX_LENGTHS}
+    choices[NOTHING] = FixedSpeculator(suffix(), 0)
     return Switch(choices, drafters, head is not None)
 
 
@@ -146,18 +150,30 @@ def random_requests(count: int, vocab: int, seed: int) -> list[TrafficRequest]:
 
 
 def measure(
-    plain: Side, switched: Side, switch: Switch, requests: Sequence[TrafficRequest], streams: int
+    plain: Side,
+    switched: Side,
+    switch: Switch,
+    names: Sequence[str],
+    requests: Sequence[TrafficRequest],
+    streams: int,
 ) -> tuple[list[Piece], int]:
-    """All sides on all requests, and how many answers differ."""
+    """The named sides on all requests, and how many answers differ."""
     pieces: list[Piece] = []
     differ = 0
-    names = [PLAIN, *switch.choices]
     turns = turns_of(requests, streams)
+    dice = random.Random(len(requests))
     for number, turn in enumerate(tqdm(turns, disable=not sys.stderr.isatty(), unit="turn")):
         jobs = [job_of(one) for one in turn]
+        # Both engines have the prompts in their caches before anything is timed, or the first side on an
+        # engine would compute them among its decodes.
+        short = [job._replace(params=msgspec.structs.replace(job.params, max_tokens=1)) for job in jobs]
+        switch.now = switch.choices[NOTHING]
+        plain.run(short)
+        switched.run(short)
         found: dict[str, tuple[float, dict[str, Done]]] = {}
-        # Each turn begins with another side, so that none always finds the machine as another left it.
-        for name in names[number % len(names) :] + names[: number % len(names)]:
+        # In any order: who comes after a run of the other program finds the caches full of other weights,
+        # and in a fixed rotation that would be the same side twice in three times.
+        for name in dice.sample(names, len(names)):
             if name == PLAIN:
                 found[name] = plain.run(jobs)
             else:
@@ -176,7 +192,6 @@ def measure(
                     kind=turn[0].kind,
                     group=turn[0].conversation if streams == 1 else str(number),
                     tokens=tokens,
-                    # Not the whole turn: who comes second on an engine finds the prompts in its cache.
                     seconds={
                         name: sum(done[id].ended - done[id].first for id in kept)
                         for name, (_, done) in found.items()
@@ -198,6 +213,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Speed of the controller over that of the best fixed choice."""
     over_best_single: TotalRatio | None
     """Speed of the controller over the better of the controllers of one drafter."""
+    median_over: dict[str, Ratio]
+    """Speed of the controller over not drafting, the median of the turns: what it costs where nothing can be
+    guessed, whatever held up some turns."""
 
 
 def judge(pieces: Sequence[Piece]) -> Found:
@@ -212,7 +230,7 @@ def judge(pieces: Sequence[Piece]) -> Found:
 
     names = list(pieces[0].seconds)
     total = {name: sum(one.seconds[name] for one in pieces) for name in names}
-    fixed = [name for name in names if name == PLAIN or name[-1].isdigit()]
+    fixed = [name for name in names if name in (PLAIN, NOTHING) or name[-1].isdigit()]
     single = [name for name in names if name.endswith("alone")]
     best = min(fixed, key=total.__getitem__)
     return Found(
@@ -221,6 +239,13 @@ def judge(pieces: Sequence[Piece]) -> Found:
         best_fixed=best,
         over_best_fixed=over(CONTROLLER, best),
         over_best_single=over(CONTROLLER, min(single, key=total.__getitem__)) if single else None,
+        median_over={
+            name: paired_ratio(
+                [one.seconds[name] for one in pieces], [one.seconds[CONTROLLER] for one in pieces]
+            )
+            for name in (PLAIN, NOTHING)
+            if name in names and len(pieces) >= FEWEST_TURNS
+        },
     )
 
 
@@ -241,6 +266,12 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=40, help="most requests of a class")
     parser.add_argument("--max-answer", type=int, default=MAX_ANSWER)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--only",
+        type=lambda names: names.split(","),
+        metavar="NAMES",
+        help=f"the sides to measure beside {PLAIN}, with commas",
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
 
@@ -264,7 +295,10 @@ def main() -> int:
         warm_up(plain.engine, text)
         warm_up(switched.engine, text)
         sides = Side(plain.engine, text, args.streams), Side(switched.engine, text, args.streams)
-        pieces, differ = measure(*sides, switch, requests, args.streams)
+        names = [PLAIN, *(name for name in switch.choices if args.only is None or name in args.only)]
+        if CONTROLLER not in names:
+            raise ValueError(f"--only must name the {CONTROLLER}")
+        pieces, differ = measure(*sides, switch, names, requests, args.streams)
     finally:
         switched.engine.close()
         plain.engine.close()
@@ -309,6 +343,10 @@ def shown(kinds: dict[str, Found], streams: int, isa: str, threads: int) -> str:
     if all(kinds[name].over_best_single is not None for name in names):
         single = [ratio.text() for name in names if (ratio := kinds[name].over_best_single) is not None]
         rows.append(["controller over the best drafter alone", *single])
+    for side in (PLAIN, NOTHING):
+        if all(side in kinds[name].median_over for name in names):
+            medians = [kinds[name].median_over[side].text() for name in names]
+            rows.append([f"controller over {side}, median", *medians])
     head = [f"{streams} streams, {isa}, {threads} threads: over plain", *names]
     return table(head, rows)
 

@@ -251,7 +251,7 @@ def test_the_printed_curl_line_is_what_a_shell_takes(
     """Whatever the model is called and wherever it listens, its words are curl, the URL, -d and the body."""
     (tmp_path / "m.gguf").touch()
 
-    def serve(config: Any, path: str, load_text: Any, ready: Any) -> None:
+    def serve(config: Any, path: str, load_text: Any, ready: Any, **more: Any) -> None:
         ready(SimpleNamespace(text=lambda: "the plan"), "http://[::1]:8000")
 
     monkeypatch.setattr("tenfold.server.serve.serve", serve)

@@ -98,6 +98,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A client that takes nothing of its answer for this long is hung up on."""
     api_key_file: str | None = None
     """Keys that clients must send, one a line; None: nobody is asked for one."""
+    admin_key_file: str | None = None
+    """Keys that may load and unload models; None: nobody may."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the server."""
     log_format: str = "text"
@@ -196,8 +198,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The model's name in the API."""
         return self.served_name or Path(self.model).name
 
-    def engine_settings(self, path: str) -> EngineSettings:
-        """The worker's part, with the model at ``path``."""
+    def engine_settings(self, path: str, models: int = 1) -> EngineSettings:
+        """The worker's part, with the model at ``path``; so many ``models`` are loaded at once."""
         return EngineSettings(
             model=path,
             threads=self.threads,
@@ -213,6 +215,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             kv_disk=self.kv_disk,
             kv_disk_bytes=self.kv_disk_bytes,
             workers=self.processes,
+            models=models,
             routed=self.processes > 1,
             prefill_workers=self.prefill,
             transfer=self.prefill > 0,
@@ -302,7 +305,12 @@ def plan_kv(
 
 
 def explain_kv(
-    pages: int, requested_bytes: int | None, max_context: int, max_running: int, workers: int = 1
+    pages: int,
+    requested_bytes: int | None,
+    max_context: int,
+    max_running: int,
+    workers: int = 1,
+    models: int = 1,
 ) -> str:
     """Why `plan_kv` chose ``pages``, for people."""
     context_pages = -(-max_context // PAGE_ROWS)
@@ -313,7 +321,8 @@ def explain_kv(
     if pages == max_running * context_pages:
         return f"{max_running} full contexts, the most that --max-running can use"
     share = "a quarter of the memory that was free"
-    return share if workers == 1 else f"{share}, divided among {workers} workers"
+    parts = [f"{count} {what}" for count, what in ((models, "models"), (workers, "workers")) if count > 1]
+    return f"{share}, divided among {' and '.join(parts)}" if parts else share
 
 
 class PlanLine(msgspec.Struct, frozen=True):
@@ -333,6 +342,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
     engine: EnginePlan
     chat: tuple[PlanLine, ...] = ()
     """How chats are read, and embeddings made: see `server.chat_setup` and `server.embeddings`."""
+    models: int = 1
+    """Loaded at once with this one."""
 
     def lines(self) -> list[PlanLine]:
         """The plan for people."""
@@ -372,6 +383,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                     engine.max_context,
                     engine.max_running,
                     config.processes,
+                    self.models,
                 ),
             ),
             PlanLine(
@@ -415,6 +427,37 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
             "engine": msgspec.to_builtins(self.engine),
             "lines": msgspec.to_builtins(self.lines()),
         }
+
+
+class ServerPlan(msgspec.Struct, frozen=True):
+    """What the configurations of all models resolved to, in the order they were given in."""
+
+    models: tuple[ResolvedPlan, ...]
+
+    def text(self) -> str:
+        """A table for each model."""
+        return "\n\n".join(plan.text() for plan in self.models)
+
+    def to_json(self) -> dict[str, Any]:
+        """That of the one model; of several, a list of theirs."""
+        plans = [plan.to_json() for plan in self.models]
+        return plans[0] if len(plans) == 1 else {"models": plans}
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_size(value: str) -> int:
+    """Bytes, with a binary unit: 512MiB, 1.5G. Raises ValueError."""
+    text = value.strip().upper().removesuffix("B").removesuffix("I")
+    unit = text[-1:] if text[-1:] in "KMGT" else ""
+    try:
+        return int(float(text.removesuffix(unit)) * _UNITS[unit])
+    except (ValueError, OverflowError):
+        raise ValueError(
+            f"{value!r} is not a size; write it like 512MiB or 2GiB. Units are KiB, MiB, GiB and TiB "
+            "(or K, M, G and T, meaning the same); a number alone is bytes"
+        ) from None
 
 
 def format_bytes(size: int) -> str:

@@ -303,6 +303,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     """So many workers share this machine: cores (unless ``threads`` says how many) and KV memory (also
     ``kv_memory_bytes``) are divided among them."""
+    models: int = 1
+    """So many models are loaded at once on this machine: the KV memory that is chosen from free memory is
+    divided among them; cores are not, see `worker.build.own_threads`."""
     routed: bool = False
     """A router is to be told of pages (`KVEvents`) and of how long steps take (`StepTime`)."""
 

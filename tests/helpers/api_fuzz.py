@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import requests
@@ -31,10 +32,17 @@ TIMEOUT_S = 60.0
 """A call that takes longer counts as hung."""
 
 
-def fuzz(url: str, calls: int, begin: int | None = None) -> Counter[str]:
+def fuzz(
+    url: str,
+    calls: int,
+    begin: int | None = None,
+    model: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Counter[str]:
     """At least so many calls, most of them to the POST endpoints; returns how many ended with which status.
 
-    ``begin``: where the random numbers begin; None: anywhere. Raises the first failure of a check, and
+    ``begin``: where the random numbers begin; None: anywhere. ``model``: named by bodies that name one, where
+    there are several. ``headers``: of every call. Raises the first failure of a check, and
     requests' Timeout for a call that hangs.
     """
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
@@ -42,6 +50,7 @@ def fuzz(url: str, calls: int, begin: int | None = None) -> Counter[str]:
     statuses: Counter[str] = Counter()
     number = secrets.randbits(32) if begin is None else begin
     with requests.Session() as session:
+        session.headers.update(headers or {})
         while statuses.total() < calls:
             for operation in operations:
                 post = operation.method.upper() == "POST"
@@ -50,7 +59,7 @@ def fuzz(url: str, calls: int, begin: int | None = None) -> Counter[str]:
                 )
                 for mode in modes:
                     number += 1
-                    _call(operation, mode, calls // 16 + 1 if post else 2, number, session, statuses)
+                    _call(operation, mode, calls // 16 + 1 if post else 2, number, session, statuses, model)
     return statuses
 
 
@@ -70,7 +79,13 @@ def mend(body: dict[str, Any]) -> None:
 
 
 def _call(  # type: ignore[no-untyped-def]
-    operation, mode, examples: int, number: int, session: requests.Session, statuses: Counter[str]
+    operation,
+    mode,
+    examples: int,
+    number: int,
+    session: requests.Session,
+    statuses: Counter[str],
+    model: str | None,
 ) -> None:
     @seed(number)
     @settings(
@@ -83,7 +98,10 @@ def _call(  # type: ignore[no-untyped-def]
     @given(case=operation.as_strategy(generation_mode=mode))
     def one(case) -> None:  # type: ignore[no-untyped-def]
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
-            del case.body["model"]  # else nearly every call would be for a model that is not there
+            # Else nearly every call would be for a model that is not there.
+            case.body.pop("model")
+            if model is not None:
+                case.body["model"] = model
         if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
             mend(case.body)
         response = case.call_and_validate(session=session, checks=CHECKS, timeout=TIMEOUT_S)

@@ -5,42 +5,55 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 
-from tenfold.config import ResolvedPlan, ServeConfig
+from tenfold.config import ServeConfig, ServerPlan
 from tests.helpers.fake_engine import FakeConfig
 
 BUILDER = "tests.helpers.fake_engine:build_fake_engine"
 ROOT = Path(__file__).resolve().parents[2]
 
 
+FAR_AWAY = "far away"
+"""A model that it takes a minute to find."""
+
+
+def locate(model: str) -> str:
+    """A fake model is its own path."""
+    if model == FAR_AWAY:
+        time.sleep(60)
+    return model
+
+
 def main() -> None:
-    """The server's process: two arguments, the ServeConfig as JSON and the engine's builder."""
+    """The server's process: two arguments, ServeConfigs of its models as JSON and the engine's builder."""
     import logging
 
     from tenfold.server.access_log import log_handler
     from tenfold.server.serve import serve
     from tests.helpers.fake_text import load_fake_text
 
-    config = msgspec.json.decode(sys.argv[1], type=ServeConfig)
+    config, *others = msgspec.json.decode(sys.argv[1], type=list[ServeConfig])
     if config.log_format == "json":
         logging.basicConfig(level=logging.INFO, handlers=[log_handler("json")])
     else:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 
-    def ready(plan: ResolvedPlan, url: str) -> None:
+    def ready(plan: ServerPlan, url: str) -> None:
         print(json.dumps({"url": url, "plan": plan.to_json()}), flush=True)
 
-    serve(config, config.model, load_fake_text, ready, sys.argv[2])
+    more = [(other, other.model) for other in others]
+    serve(config, config.model, load_fake_text, ready, sys.argv[2], others=more, locate=locate)
 
 
 class ServerProcess:
@@ -70,11 +83,19 @@ class ServerProcess:
         os.kill(pid, signal.SIGKILL)
 
     def metric(self, name: str) -> float:
-        """A metric's value, 0 if it is not there; ``name`` with its labels."""
+        """A metric's value, 0 if it is not there; ``name`` with its labels. Without the label ``model``: the
+        sum over all models."""
+        name, _, rest = name.partition("{")
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', rest))
+        total = 0.0
         for line in httpx.get(f"{self.url}/metrics").text.splitlines():
-            if line.startswith(name + " "):
-                return float(line.split()[-1])
-        return 0.0
+            there, _, rest = line.partition("{") if "{" in line else line.partition(" ")
+            found = dict(re.findall(r'(\w+)="([^"]*)"', rest))
+            if "model" not in labels:
+                found.pop("model", None)
+            if there == name and found == labels:
+                total += float(line.split()[-1])
+        return total
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Signals the server and returns its exit code."""
@@ -84,11 +105,18 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def running_server(
-    log: Path, fake: FakeConfig | None = None, builder: str = BUILDER, **config: Any
+    log: Path,
+    fake: FakeConfig | None = None,
+    builder: str = BUILDER,
+    others: Mapping[str, FakeConfig] | None = None,
+    **config: Any,
 ) -> Iterator[ServerProcess]:
-    """A server with the given ServeConfig fields; at exit it must still stop cleanly."""
-    model = msgspec.json.encode(fake or FakeConfig()).decode()
-    full = {"model": model, "served_name": "fake", "port": 0, "drain_s": 0.5, **config}
+    """A server with the given ServeConfig fields; ``others``: further models by their names. At exit it must
+    still stop cleanly."""
+    full = [
+        {"model": path_of(model), "served_name": name, "port": 0, "drain_s": 0.5, **config}
+        for name, model in {"fake": fake or FakeConfig(), **(others or {})}.items()
+    ]
     with log.open("w") as stderr:
         process = subprocess.Popen(
             [
@@ -118,10 +146,13 @@ def running_server(
 
 
 @contextlib.contextmanager
-def serving_model(log: Path, model: str = "smollm2") -> Iterator[ServerProcess]:
-    """`tenfold serve MODEL`, as a user starts it; at exit it must stop cleanly."""
+def serving_model(
+    log: Path, *models: str, kv_memory: str = "256MiB", options: Sequence[str] = ()
+) -> Iterator[ServerProcess]:
+    """`tenfold serve MODEL...` (smollm2), as a user starts it; at exit it must stop cleanly."""
     cli = [sys.executable, "-c", "from tenfold.cli import main; main()"]
-    command = [*cli, "serve", model, "--port", "0", "--kv-memory", "256MiB", "--json"]
+    command = [*cli, "serve", *(models or ["smollm2"]), "--port", "0", "--kv-memory", kv_memory, "--json"]
+    command += options
     with log.open("w") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     with process:
@@ -132,6 +163,11 @@ def serving_model(log: Path, model: str = "smollm2") -> Iterator[ServerProcess]:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
     assert "Traceback" not in log.read_text()
+
+
+def path_of(fake: FakeConfig) -> str:
+    """What stands in the place of a fake model's path."""
+    return msgspec.json.encode(fake).decode()
 
 
 def wait_for(probe: Any, seconds: float = 10.0) -> Any:

@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 
+from tenfold.config import ResolvedPlan, ServeConfig
 from tenfold.protocol import Chunk, EnginePlan, EngineSettings, Request
 from tenfold.server.app import LONG_BODY, App
+from tenfold.server.chat_setup import choose_chat
 from tenfold.server.flights import Flight, Flights
 from tenfold.server.metrics import Metrics
+from tenfold.server.models import Models, Sources
+from tenfold.server.served import ServedModel
+from tenfold.server.server_metrics import ServerMetrics
 from tenfold.server.text import Text
 from tests.helpers.fake_text import FakeStream, FakeTemplate, FakeTokenizer
 
@@ -67,9 +72,10 @@ def app_of(told: Callable[[], object]) -> tuple[App, Waiting]:
     metrics = Metrics()
     flights = Waiting(metrics)
     text = Text(TellingTokenizer(told), FakeTemplate(), FakeStream)
-    return App(
-        model="fake", plan=PLAN, max_body_bytes=8 << 20, text=text, flights=flights, metrics=metrics
-    ), flights
+    models = Models(Sources(locate=str, load_text=lambda path: text))
+    resolved = ResolvedPlan(config=ServeConfig(model="fake"), path="", engine=PLAN)
+    models.serve(ServedModel(resolved, text, choose_chat(text), flights, metrics))
+    return App(models, ServerMetrics(lambda: ()), max_body_bytes=8 << 20), flights
 
 
 class Call:

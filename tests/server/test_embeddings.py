@@ -91,7 +91,7 @@ def test_the_official_client_gets_vectors(client: openai.OpenAI) -> None:
 def test_more_inputs_than_the_server_takes_at_once(tmp_path: Path) -> None:
     """A request with many inputs is served by a server that takes a handful; one that finds no room for its
     first input is refused with 429."""
-    with running_server(tmp_path / "log", FakeConfig(delay_s=0.002), max_running=2, max_queue=3) as server:
+    with running_server(tmp_path / "log", FakeConfig(delay_s=0.02), max_running=2, max_queue=3) as server:
         many = [f"text number {n}" for n in range(2 * AT_ONCE + 5)]
         data = post(server, input=many).json()["data"]
         assert [float32(entry["embedding"]) for entry in data] == [expected(text) for text in many]
@@ -100,16 +100,12 @@ def test_more_inputs_than_the_server_takes_at_once(tmp_path: Path) -> None:
         assert server.metric('tenfold_requests_total{finish="stop"}') == len(many)
         assert server.metric("tenfold_generated_tokens_total") == 0
         wait_for(lambda: idle(server))
-        busy = threading.Thread(
-            target=httpx.post,
-            args=(f"{server.url}/v1/completions",),
-            kwargs={"json": {"prompt": ["x"] * 5, "max_tokens": 300, "ignore_eos": True}, "timeout": 60},
-        )
-        busy.start()
-        wait_for(lambda: server.metric("tenfold_requests_in_flight") == 5)
-        full = post(server, input="a")
+        long = {"prompt": ["x"] * 5, "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=long, timeout=60) as busy:
+            news = busy.iter_raw()
+            next(news)  # all five are in the server by then
+            full = post(server, input="a")
         assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
-        busy.join()
 
 
 def test_requests_at_once_get_each_its_own(server: ServerProcess) -> None:
@@ -208,10 +204,10 @@ def test_who_hangs_up_frees_the_server(tmp_path: Path) -> None:
     config: Any = {"max_running": 2, "log_format": "json"}
     with running_server(tmp_path / "log", FakeConfig(delay_s=0.05), **config) as server:
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{server.url}/v1/embeddings", json={"input": ["a"] * 1000}, timeout=0.5)
+            httpx.post(f"{server.url}/v1/embeddings", json={"input": ["a"] * 1000}, timeout=3)
         wait_for(lambda: idle(server))
         made = server.metric("tenfold_embeddings_total")
-        assert 0 < made < 100
+        assert 0 < made < 900
         assert post(server, input="ab", pooling="last").status_code == 200
         assert server.metric("tenfold_embeddings_total") == made + 1
 
@@ -233,6 +229,14 @@ def test_both_encodings_are_exact(values: list[float]) -> None:
     numbers = json.loads(vector_json(data, "float"))
     assert float32(numbers) == values
     assert base64.b64decode(json.loads(vector_json(data, "base64"))) == data
+
+
+def test_an_end_without_a_vector_is_an_error() -> None:
+    """Nobody waits for a vector that does not come."""
+    answer = EmbeddingAnswer("float")
+    answer.push([Chunk(id="a", finish="stop", cached_tokens=3)])
+    assert (answer.engine_finish, answer.finish) == ("error", None)
+    assert answer.error == "the engine ended the request without a vector"
 
 
 def test_a_model_whose_own_pooling_is_not_there() -> None:

@@ -333,10 +333,15 @@ def test_a_stop_while_the_model_loads(tmp_path: Path) -> None:
     config = {"model": json.dumps({"load_s": 30}), "port": 0}
     code = "from tests.helpers.server_process import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, json.dumps(config), BUILDER], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, json.dumps([config]), BUILDER],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     with process:
-        time.sleep(1.5)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_for(children.read_text, 60)
+        time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
         assert process.stderr is not None

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from tenfold.protocol import ConstraintCounts, LoadSnapshot, SpeculationCounts, TierCounts
 from tenfold.server.metrics import Metrics
+from tenfold.server.server_metrics import ServerMetrics
 
 
 def load(**swaps: int) -> LoadSnapshot:
@@ -90,3 +91,24 @@ def test_constraints_are_counted_over_all_workers() -> None:
     page = metrics.page().decode()
     for line in ("compiled_total 6.0", "compile_seconds_total 1.5", "masks_total 30.0", "failures_total 3.0"):
         assert f"tenfold_constraint_{line}\n" in page
+
+
+def test_the_page_of_a_server_tells_models_apart() -> None:
+    """Each family once, with a series for each model; a refusal of no model has no label."""
+    first, second = Metrics(), Metrics()
+    first.finished["stop"], second.finished["stop"] = 2, 3
+    second.loads["b/w0"] = load(promoted=1)
+    second.rejected["400"] = 5
+    server = ServerMetrics(lambda: [("a", first), ("b", second)])
+    server.rejected["404"] = 1
+    page = server.page().decode()
+    assert page.count("# HELP tenfold_requests_total ") == 1
+    assert 'tenfold_requests_total{finish="stop",model="a"} 2.0' in page
+    assert 'tenfold_requests_total{finish="stop",model="b"} 3.0' in page
+    assert 'tenfold_requests_rejected_total{model="b",status="400"} 5.0' in page
+    assert 'tenfold_requests_rejected_total{status="404"} 1.0' in page
+    assert 'tenfold_time_to_first_token_seconds_bucket{le="+Inf",model="a"} 0.0' in page
+    assert ServerMetrics(list).page() == (
+        b"# HELP tenfold_requests_rejected_total Requests that never began\n"
+        b"# TYPE tenfold_requests_rejected_total counter\n"
+    )

@@ -173,3 +173,18 @@ def test_stats_tell_what_was_done(server: ServerProcess) -> None:
     assert after["uptime_s"] > before["uptime_s"]
     assert after["model"] == "fake" and after["ready"] and after["not_ready_reason"] is None
     assert after["workers"][0]["kv_total_bytes"] == 4096 * 1024
+
+
+@needs_schemathesis
+def test_calls_to_a_server_of_several_models(tmp_path: Path) -> None:
+    """The same, with admin keys: what is said of loading and unloading is true too."""
+    from tests.helpers.api_fuzz import fuzz
+
+    keys = tmp_path / "admins"
+    keys.write_text("admin-key")
+    keys.chmod(0o600)
+    fake = FakeConfig(faults=False)
+    with running_server(tmp_path / "log", fake, others={"b": fake}, admin_key_file=str(keys)) as server:
+        statuses = fuzz(server.url, 60, begin=11, model="b", headers={"x-api-key": "admin-key"})
+    assert statuses["/v1/completions 200"] > 0
+    assert statuses["/admin/models 400"] > 0 and statuses["/admin/models/{model} 404"] > 0

@@ -6,9 +6,11 @@ import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from tests.helpers import expected
@@ -231,3 +233,43 @@ def test_it_fits_a_phone_and_a_screen_reader(browser: Chrome, slow_server: Serve
         assert nameless == []
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_model_is_chosen_among_several(browser: Chrome, tmp_path: Path) -> None:
+    """Its figures are shown, and it is the one that is asked; one alone is no choice. When it is unloaded
+    the page goes on with another."""
+    from selenium.webdriver.support.select import Select
+
+    keys = tmp_path / "admins"
+    keys.write_text("admin-key")
+    keys.chmod(0o600)
+    first, second = (FakeConfig(scripts={"who": name}) for name in ("I am the first", "I am the second"))
+    with running_server(
+        tmp_path / "log", first, others={"second": second}, admin_key_file=str(keys)
+    ) as server:
+        page = Seen(browser, server.url)
+        page.wait(lambda: page.find("#models").is_displayed())
+
+        def shown(name: str) -> bool:
+            return name in browser.title
+
+        assert not page.find("#model").is_displayed()
+        for name, said in (("second", "I am the second"), ("fake", "I am the first")):
+            Select(page.find("#models")).select_by_visible_text(name)
+            page.wait(partial(shown, name))
+            page.find("#new").click()
+            page.ask("@who@")
+            page.wait(page.answered)
+            assert page.text(".assistant .text") == said
+            assert page.text(".assistant h2") == name
+        Select(page.find("#models")).select_by_visible_text("second")
+        page.wait(partial(shown, "second"))
+        gone = httpx.delete(
+            f"{server.url}/admin/models/second", headers={"x-api-key": "admin-key"}, timeout=60
+        )
+        assert gone.status_code == 200
+        page.wait(lambda: page.find("#model").is_displayed() and page.text("#model") == "fake")
+        assert not page.find("#models").is_displayed()
+        page.wait(lambda: page.text("#state") == "ready")
+        failed = [entry for entry in page.logs("browser") if "404" not in entry["message"]]
+        assert failed == []

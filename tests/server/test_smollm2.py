@@ -191,11 +191,9 @@ def test_structured_output_for_the_clients_that_people_use(server: ServerProcess
     with pytest.raises(openai.BadRequestError, match="uniqueItems") as caught:
         client.chat.completions.create(**fields, extra_body={"guided_json": {"uniqueItems": True}})
     assert caught.value.param == "guided_json.uniqueItems"
-    page = httpx.get(f"{server.url}/metrics").text
-    counts = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
-    assert float(counts["tenfold_constraint_masks_total"]) > 20
-    assert float(counts["tenfold_constraint_mask_seconds_total"]) > 0
-    assert float(counts["tenfold_constraint_compiled_total"]) >= 5
+    assert server.metric("tenfold_constraint_masks_total") > 20
+    assert server.metric("tenfold_constraint_mask_seconds_total") > 0
+    assert server.metric("tenfold_constraint_compiled_total") >= 5
 
 
 def test_a_forced_call_is_a_valid_one(server: ServerProcess) -> None:

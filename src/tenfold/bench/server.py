@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from tenfold.bench.peers import PeerError, family
 
 # Not `-m`: that would put the working directory first among the places where modules are looked for.
 _BOOT = "import sys; sys.path[:] = {path!r}; from tenfold.cli import main; main()"
+_LABEL = re.compile(r'\w+="(?:[^"\\]|\\.)*"')
 
 
 class Server:
@@ -67,9 +69,10 @@ class Server:
         return body.decode()
 
     def metrics(self) -> dict[str, float]:
-        """All of /metrics, by name with labels and without the prefix ``tenfold_``."""
+        """All of /metrics, by name with labels, without the prefix ``tenfold_`` and the label of the one
+        model."""
         lines = (line.rpartition(" ") for line in self.get("/metrics").splitlines() if line[:1] != "#")
-        return {name.removeprefix("tenfold_"): float(value) for name, _, value in lines}
+        return {_without_model(name): float(value) for name, _, value in lines}
 
     def worker_pid(self) -> int | None:
         """The process with the engine; None between two. Linux only."""
@@ -103,3 +106,9 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _without_model(series: str) -> str:
+    name, _, rest = series.removeprefix("tenfold_").partition("{")
+    labels = [label for label in _LABEL.findall(rest) if not label.startswith("model=")]
+    return f"{name}{{{','.join(labels)}}}" if labels else name

@@ -5,32 +5,25 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
-from tenfold.config import FORMATS, ISAS, KV_FORMATS, SPECULATE, OptionError, ServeConfig
+from tenfold.config import FORMATS, ISAS, KV_FORMATS, SPECULATE, OptionError, ServeConfig, parse_size
 
 MAX_SEED = 2**64 - 1
 """Of commands that make something at random."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
 
 def size(value: str) -> int:
-    """Bytes, with a binary unit: 512MiB, 1.5G."""
-    text = value.strip().upper().removesuffix("B").removesuffix("I")
-    unit = text[-1:] if text[-1:] in "KMGT" else ""
+    """`parse_size`, for an option."""
     try:
-        return int(float(text.removesuffix(unit)) * _UNITS[unit])
-    except (ValueError, OverflowError):
-        raise click.BadParameter(
-            f"{value!r} is not a size; write it like 512MiB or 2GiB. Units are KiB, MiB, GiB and TiB "
-            "(or K, M, G and T, meaning the same); a number alone is bytes"
-        ) from None
+        return parse_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 _KV_MEMORY = click.option(
@@ -138,6 +131,43 @@ def say(text: str, nl: bool = True) -> None:
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
         raise click.ClickException(f"cannot write to standard output: {error.strerror}") from None
+
+
+def configs_of(models: Sequence[str], options: dict[str, Any]) -> list[ServeConfig]:
+    """The settings of each of several models, which may be written ``NAME=MODEL``: the options apply to each.
+    Raises UsageError also for two of one name, and for options that are for one model alone."""
+    if len(models) > 1:
+        for field, option in (("drafter", "--drafter"), ("learn", "--learn")):
+            if options.get(field):
+                raise click.UsageError(f"{option} is for one model; serve that one by itself")
+        if options.get("served_name") is not None:
+            raise click.UsageError("--name is for one model; with several write NAME=MODEL for each")
+    configs = []
+    for given in models:
+        name, model = _named(given)
+        if name is not None and options.get("served_name") is not None:
+            raise click.UsageError(f"{given} has a name, and so has --name; leave one of them out")
+        named = options if name is None else {**options, "served_name": name}
+        configs.append(config_of(model, named))
+    known: dict[str, str] = {}
+    for config in configs:
+        called = config.model_name
+        if called in known:
+            raise click.UsageError(
+                f"two models are called {called}: {known[called]} and {config.model}; call one of them "
+                f"something else, like {called}-2={config.model}"
+            )
+        known[called] = config.model
+    return configs
+
+
+def _named(given: str) -> tuple[str | None, str]:
+    """Name and model of ``NAME=MODEL``. A path may have an equals sign: what is there, or has a slash before
+    the sign, is a path."""
+    name, sign, model = given.partition("=")
+    if not sign or not name or not model or "/" in name or os.path.exists(given):
+        return None, given
+    return name, model
 
 
 def config_of(model: str, options: dict[str, Any]) -> ServeConfig:

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from tenfold.cli.options import config_of, engine_options, say, short, size, speculation_options
-from tenfold.config import LOG_FORMATS, REASONING_FORMATS, TOOL_FORMATS, ResolvedPlan
+from tenfold.cli.options import config_of, configs_of, engine_options, say, short, size, speculation_options
+from tenfold.config import LOG_FORMATS, REASONING_FORMATS, TOOL_FORMATS, ServerPlan
 from tenfold.router.policies import POLICIES
 
 GENERATE_MAX_TOKENS = 512
@@ -19,10 +19,12 @@ GENERATE_MAX_TOKENS = 512
 
 
 @click.command()
-@click.argument("model")
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
 @click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all.")
 @click.option("--port", type=int, default=8000, help="0: a free one.")
-@click.option("--name", "served_name", help="The model's name in the API. Default: MODEL without its folder.")
+@click.option(
+    "--name", "served_name", help="The name of the one MODEL in the API. Default: MODEL without its folder."
+)
 @engine_options
 @speculation_options
 @click.option(
@@ -95,6 +97,13 @@ GENERATE_MAX_TOKENS = 512
     help="Keys that clients must send, one a line; # begins a comment. Default: nobody is asked for a key.",
 )
 @click.option(
+    "--admin-keys",
+    "admin_key_file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Keys that may load and unload models at run time, one a line. Default: nobody may.",
+)
+@click.option(
     "--cors-origin",
     "cors_origins",
     multiple=True,
@@ -112,20 +121,27 @@ GENERATE_MAX_TOKENS = 512
     "tenfold[otel].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved plan as JSON.")
-def serve(model: str, as_json: bool, log_level: str, **options: Any) -> None:
-    """Serve MODEL over HTTP, with OpenAI's and Anthropic's APIs.
+def serve(models: tuple[str, ...], as_json: bool, log_level: str, **options: Any) -> None:
+    """Serve one MODEL or several over HTTP, with OpenAI's and Anthropic's APIs.
+
+    Of several each is asked for by its name: NAME=MODEL gives it one. Options apply to each of them; each has
+    workers and KV memory of its own.
 
     \b
     Examples:
       tenfold serve smollm2
+      tenfold serve smollm2 gemma3-270m
+      tenfold serve small=./model-q4.gguf large=./model-q8.gguf --kv-memory 1GiB
       tenfold serve ./model.gguf --port 9000 --name my-model --kv-memory 2GiB
       tenfold serve ./Llama-3.2-1B --format q8 --host 0.0.0.0
 
     A page to try the model is at /. Endpoints: /v1/chat/completions, /v1/completions, /v1/messages,
-    /v1/responses, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics, /stats, /openapi.json.
+    /v1/responses, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics, /stats, /openapi.json;
+    with --admin-keys /admin/models.
     Ctrl-C stops it; running requests may end first. SIGHUP replaces the workers one after another.
     """
-    config = config_of(model, options)
+    configs = configs_of(models, options)
+    config = configs[0]
     import logging
     import shlex
 
@@ -140,7 +156,7 @@ def serve(model: str, as_json: bool, log_level: str, **options: Any) -> None:
     logging.getLogger("tenfold").setLevel(log_level.upper())
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
-    def ready(plan: ResolvedPlan, url: str) -> None:
+    def ready(plan: ServerPlan, url: str) -> None:
         if as_json:
             click.echo(json.dumps({"url": url, **plan.to_json()}))
             return
@@ -150,7 +166,9 @@ def serve(model: str, as_json: bool, log_level: str, **options: Any) -> None:
         click.echo(f"  {shlex.join(['curl', f'{url}/v1/chat/completions', '-d', body])}")
 
     try:
-        run(config, str(locate(model)), load_text, ready)
+        paths = [str(locate(each.model)) for each in configs]
+        others = list(zip(configs[1:], paths[1:], strict=True))
+        run(config, paths[0], load_text, ready, others=others)
     except StartError as error:
         raise click.ClickException(short(str(error))) from None
 

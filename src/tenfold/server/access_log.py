@@ -56,10 +56,10 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
         if self.decode_ms and self.completion_tokens > self.choices:
             rate = (self.completion_tokens - self.choices) / self.decode_ms * 1e3
         return (
-            f"{self.id} {self.endpoint} prompt={self.prompt_tokens} cached={self.cached_tokens} "
-            f"new={self.new_tokens} queue_ms={_short(self.queue_ms)} prefill_ms={_short(self.prefill_ms)} "
-            f"ttft_ms={_short(self.ttft_ms)} decode_ms={_short(self.decode_ms)} "
-            f"tokens={self.completion_tokens} tok/s={_short(rate, 1)} "
+            f"{self.id} {self.endpoint} model={_word(self.model)} prompt={self.prompt_tokens} "
+            f"cached={self.cached_tokens} new={self.new_tokens} queue_ms={_short(self.queue_ms)} "
+            f"prefill_ms={_short(self.prefill_ms)} ttft_ms={_short(self.ttft_ms)} "
+            f"decode_ms={_short(self.decode_ms)} tokens={self.completion_tokens} tok/s={_short(rate, 1)} "
             f"acceptance={_short(self.acceptance, 2)} deaths={self.deaths} finish={self.finish} "
             f"status={'-' if self.status is None else self.status}"
         )
@@ -71,6 +71,8 @@ class RefusalLine(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     status: int
     error: str
+    model: str | None = None
+    """None: it named none that is here."""
     param: str | None = None
     code: str | None = None
 
@@ -114,6 +116,12 @@ def log_handler(format: str) -> logging.Handler:
         JsonFormatter() if format == "json" else logging.Formatter("%(asctime)s %(message)s")
     )
     return handler
+
+
+def _word(name: str) -> str:
+    """A name as it is, or as a JSON string where it would not stay one word."""
+    plain = name.isprintable() and not any(char.isspace() or char == '"' for char in name)
+    return name if plain else msgspec.json.encode(name).decode()
 
 
 def _short(value: float | None, digits: int = 0) -> str:

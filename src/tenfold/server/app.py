@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
+from urllib.parse import parse_qs
 
 import msgspec
 
-from tenfold.constraints.compiler import Compiler
-from tenfold.limits import RequestError
-from tenfold.protocol import Constraint, EnginePlan
+from tenfold.server.admin import PREFIX as ADMIN_PREFIX
+from tenfold.server.admin import Admin
 from tenfold.server.asgi import Receive, Scope, Send, header, key_owner, request_id
-from tenfold.server.chat_setup import ChatSetup, choose_chat
-from tenfold.server.choices import Tower
 from tenfold.server.endpoints import (
     COUNT_TOKENS,
     COUNT_TOKENS_PATH,
@@ -29,21 +27,28 @@ from tenfold.server.endpoints import (
 )
 from tenfold.server.errors import ApiError, unexpected
 from tenfold.server.exchange import Exchange, answer, answer_error
-from tenfold.server.flights import ClientGone, Flights
-from tenfold.server.metrics import Metrics
-from tenfold.server.prepare import Job, Preparer
+from tenfold.server.fields import Fields
+from tenfold.server.flights import ClientGone
+from tenfold.server.models import Models
+from tenfold.server.prepare import Job
+from tenfold.server.requests import decode_body
 from tenfold.server.responses_api.kept import PREFIX, kept_response, methods_of
-from tenfold.server.responses_api.store import ResponseStore, Shelf
-from tenfold.server.text import Text
-from tenfold.server.tokenize import TokenEndpoints
-from tenfold.server.tool_constraint import refusal
+from tenfold.server.responses_api.store import Shelf
+from tenfold.server.served import ServedModel
+from tenfold.server.server_metrics import ServerMetrics
 
 LONG_BODY = 1 << 14
 """Bytes; a longer body is checked and tokenized in a thread, so that streams do not stand still meanwhile."""
 _LONG_THREADS = 2
 """Each may hold Python's lock for some milliseconds when the event loop wants it: few, so others wait."""
 
-T = TypeVar("T")
+_TOKENS: dict[str, Callable[[ServedModel, Fields], bytes]] = {
+    "/tokenize": ServedModel.tokenize,
+    "/detokenize": ServedModel.detokenize,
+}
+
+In = TypeVar("In")
+Out = TypeVar("Out")
 
 log = logging.getLogger(__name__)
 
@@ -53,38 +58,29 @@ class App:
 
     def __init__(
         self,
+        models: Models,
+        metrics: ServerMetrics,
         *,
-        model: str,
-        plan: EnginePlan,
         max_body_bytes: int,
-        text: Text,
-        flights: Flights,
-        metrics: Metrics,
-        chat: ChatSetup | None = None,
+        admin: Admin | None = None,
         documents: Mapping[str, Callable[[], bytes]] = MappingProxyType({}),
     ) -> None:
-        """``chat``: how the model calls tools and reasons; None: as its chat template shows. ``documents``:
-        further JSON to be got, by path."""
-        self._model = model
-        self._plan = plan
-        self._max_body_bytes = max_body_bytes
-        self._preparer = Preparer(model, plan, text, chat or choose_chat(text))
-        self._flights = flights
+        """``admin``: what answers below ``/admin/``; None: nothing does. ``documents``: further JSON to be
+        got, by path."""
+        self._models = models
         self._metrics = metrics
-        tokens = TokenEndpoints(self._preparer)
-        self._tools = {"/tokenize": tokens.tokenize, "/detokenize": tokens.detokenize}
-        self._constraints = Compiler(lambda: text.tokenizer, plan.vocab_size)
+        self._max_body_bytes = max_body_bytes
+        self._admin = admin
         self._long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long-body")
-        self._created = int(time.time())
-        self._responses = ResponseStore()
-        self._models = msgspec.json.encode({"object": "list", "data": [self._model_object()]})
-        self._gets: dict[str, Callable[[], tuple[int, bytes, str]]] = {
-            "/health": self._health,
+        self._gets: dict[str, Callable[[str | None], tuple[int, bytes, str]]] = {
+            "/health": lambda _: self._health(),
             "/ready": self._ready,
-            "/metrics": lambda: (200, metrics.page(), "text/plain; version=0.0.4; charset=utf-8"),
-            "/v1/models": lambda: (200, self._models, "application/json"),
+            "/metrics": lambda _: (200, metrics.page(), "text/plain; version=0.0.4; charset=utf-8"),
+            "/stats": self._stats,
+            "/v1/models": lambda _: self._list(),
             **{path: partial(_document, made) for path, made in documents.items()},
         }
+        """By path; given the model that the query names."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -98,28 +94,28 @@ class App:
                 _check_method(method, ("POST",))
                 await Exchange(self, id, endpoint, receive, send).run(scope)
                 return
-            if path in self._tools:
+            status, kind = 200, "application/json"
+            if path in _TOKENS or path == COUNT_TOKENS_PATH:
+                endpoint = COUNT_TOKENS if path == COUNT_TOKENS_PATH else None
                 _check_method(method, ("POST",))
-                data = await self._apart(self._tools[path], await self.read_body(scope, receive))
-                await answer(send, id, 200, data, "application/json")
-                return
-            if path == COUNT_TOKENS_PATH:
-                endpoint = COUNT_TOKENS
-                _check_method(method, ("POST",))
-                body = await self._apart(self._preparer.count, await self.read_body(scope, receive))
-                status, kind = 200, "application/json"
+                model, fields = await self.model_of(await self.read_body(scope, receive))
+                work = model.preparer.count if endpoint else partial(_TOKENS[path], model)
+                body = await self._apart(work, fields, fields.size)
             elif path.startswith(PREFIX):
                 _check_method(method, methods_of(path))
-                status, kind = 200, "application/json"
                 body = kept_response(self._shelf(scope), method, path, scope.get("query_string", b""))
             elif path.startswith("/v1/models/"):
                 _check_method(method, ("GET", "HEAD"))
-                status, body, kind = self._one_model(path.removeprefix("/v1/models/"))
+                body = msgspec.json.encode(self._models.find(path.removeprefix("/v1/models/")).entry())
             elif path in self._gets:
                 _check_method(method, ("GET", "HEAD"))
-                status, body, kind = self._gets[path]()
+                status, body, kind = self._gets[path](_asked_model(scope))
+            elif path.startswith(ADMIN_PREFIX) and self._admin is not None:
+                _check_method(method, self._admin.methods_of(path))
+                data = await self.read_body(scope, receive) if method == "POST" else b""
+                body = await self._admin.answer(method, path, data)
             else:
-                known = ", ".join([*ENDPOINTS, RESPONSES_PATH, COUNT_TOKENS_PATH, *self._tools, *self._gets])
+                known = ", ".join([*ENDPOINTS, RESPONSES_PATH, COUNT_TOKENS_PATH, *_TOKENS, *self._gets])
                 raise ApiError(404, f"there is nothing at {path}; there is: {known}", code="not_found")
         except ApiError as error:
             await answer_error(send, id, error, endpoint)
@@ -133,33 +129,42 @@ class App:
         await answer(send, id, status, body, kind)
 
     def _health(self) -> tuple[int, bytes, str]:
-        body = {"status": "ok", "workers": self._flights.workers()}
-        return 200, msgspec.json.encode(body), "application/json"
+        workers: dict[str, str] = {}
+        for model in self._models.all:
+            workers |= model.flights.workers()
+        return 200, msgspec.json.encode({"status": "ok", "workers": workers}), "application/json"
 
-    def _ready(self) -> tuple[int, bytes, str]:
-        reason = self._flights.not_ready()
-        if reason is None:
-            return 200, b'{"status":"ready"}', "application/json"
-        return 503, msgspec.json.encode({"status": "not ready", "reason": reason}), "application/json"
+    def _ready(self, name: str | None) -> tuple[int, bytes, str]:
+        """Of one model, or of all: then one that gets on is enough, and the others are named."""
+        if name is not None:
+            self._models.find(name)
+        states = self._models.not_ready()
+        asked = states if name is None else {name: states[name]}
+        stuck = {each: why for each, why in asked.items() if why is not None}
+        body: dict[str, object] = {"status": "ready"}
+        if len(stuck) == len(asked):
+            reason = "no model is loaded"
+            if stuck:
+                reason = "; ".join(
+                    why if len(states) == 1 else f"{each}: {why}" for each, why in stuck.items()
+                )
+            body = {"status": "not ready", "reason": reason}
+        elif stuck:
+            body["not_ready"] = stuck
+        return 503 if "reason" in body else 200, msgspec.json.encode(body), "application/json"
+
+    def _stats(self, name: str | None) -> tuple[int, bytes, str]:
+        """Of one model, or of the first."""
+        names = self._models.names
+        model = self._models.find(name if name is not None or not names else names[0])
+        return 200, msgspec.json.encode(model.stats.now(names)), "application/json"
+
+    def _list(self) -> tuple[int, bytes, str]:
+        found = {"object": "list", "data": [model.entry() for model in self._models.all]}
+        return 200, msgspec.json.encode(found), "application/json"
 
     def _shelf(self, scope: Scope) -> Shelf:
-        return self._responses.shelf(key_owner(scope))
-
-    def _model_object(self) -> dict[str, Any]:
-        return {
-            "id": self._model,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "tenfold",
-            "max_model_len": self._plan.max_context,
-        }
-
-    def _one_model(self, name: str) -> tuple[int, bytes, str]:
-        if name != self._model:
-            raise ApiError(
-                404, f"there is no model {name} here; there is: {self._model}", code="model_not_found"
-            )
-        return 200, msgspec.json.encode(self._model_object()), "application/json"
+        return self._models.responses.shelf(key_owner(scope))
 
     async def read_body(self, scope: Scope, receive: Receive) -> bytes:
         """The whole body. Raises ApiError when it is too long (413) or encoded (415), ClientGone."""
@@ -189,40 +194,29 @@ class App:
             if not message.get("more_body"):
                 return b"".join(parts)
 
-    async def prepare(self, endpoint: Endpoint, body: bytes, id: str) -> Job:
+    async def model_of(self, body: bytes) -> tuple[ServedModel, Fields]:
+        """The model that a body is for, and its fields. Raises ApiError."""
+        fields = await self._apart(decode_body, body, len(body))
+        return self._models.find(fields.string("model")), fields
+
+    async def prepare(self, model: ServedModel, endpoint: Endpoint, body: Fields, id: str) -> Job:
         """See `Preparer.job`."""
-        job = await self._apart(lambda body: self._preparer.job(endpoint, body, id), body)
+        job = await self._apart(lambda body: model.preparer.job(endpoint, body, id), body, body.size)
         constraint = job.choices[0].request.params.constraint
         if constraint is not None:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._long, self._check_constraint, constraint)
+            await loop.run_in_executor(self._long, model.check_constraint, constraint)
         return job
 
-    async def _apart(self, work: Callable[[bytes], T], body: bytes) -> T:
-        """``work`` on a body, in a thread if that takes long."""
-        if len(body) <= LONG_BODY:
+    async def _apart(self, work: Callable[[In], Out], body: In, size: int) -> Out:
+        """``work`` on a body of so many bytes, in a thread if that takes long."""
+        if size <= LONG_BODY:
             return work(body)
         return await asyncio.get_running_loop().run_in_executor(self._long, work, body)
 
-    def _check_constraint(self, constraint: Constraint) -> None:
-        """Compiles it, as the worker will: what cannot be enforced never gets there."""
-        try:
-            self._constraints.check(constraint)
-        except RequestError as error:
-            raise refusal(error) from None
-
     @property
-    def tower(self) -> Tower:
-        return self._flights
-
-    @property
-    def model(self) -> str:
-        """Its name in the API."""
-        return self._model
-
-    @property
-    def metrics(self) -> Metrics:
-        return self._metrics
+    def rejected(self) -> Counter[str]:
+        return self._metrics.rejected
 
 
 def _check_method(method: str, allowed: tuple[str, ...]) -> None:
@@ -235,5 +229,11 @@ def _check_method(method: str, allowed: tuple[str, ...]) -> None:
         )
 
 
-def _document(made: Callable[[], bytes]) -> tuple[int, bytes, str]:
+def _asked_model(scope: Scope) -> str | None:
+    """The model that the query names."""
+    given = parse_qs(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+    return given["model"][0] if "model" in given else None
+
+
+def _document(made: Callable[[], bytes], model: str | None) -> tuple[int, bytes, str]:
     return 200, made(), "application/json"

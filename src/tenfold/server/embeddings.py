@@ -127,6 +127,8 @@ class EmbeddingAnswer:
                 self.finish = Finish("stop")
                 delta.events.append(self.finish)
                 delta.embedding = vector_json(chunk.embedding, self._encoding)
+            elif chunk.finish in ("stop", "length"):  # else whoever waits for the vector would wait for good
+                self.engine_finish, self.error = "error", "the engine ended the request without a vector"
         return delta
 
 

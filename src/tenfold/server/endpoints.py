@@ -88,10 +88,11 @@ COUNT_TOKENS = Endpoint("count_tokens", parse_count, _message_shape, error_body,
 
 
 def responses_endpoint(store: Shelf) -> Endpoint:
-    """The Responses API for one holder of a key; what it keeps, it keeps on that one's shelf."""
+    """The Responses API for one holder of a key; what it keeps, it keeps on that one's shelf, apart by
+    model."""
 
     def parse(body: bytes | Fields, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
-        return parse_response(body, models, vocab_size, store)
+        return parse_response(body, models, vocab_size, store.of(*models))
 
     def shape(of: Opening) -> Shape:
         assert isinstance(of.parsed, ResponsesRequest)

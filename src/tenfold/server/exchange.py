@@ -9,19 +9,21 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from contextlib import aclosing
 from typing import Protocol
 
 from tenfold.server.access_log import RefusalLine, RequestLine, milliseconds
 from tenfold.server.answer_events import Delta, sum_of
 from tenfold.server.asgi import Receive, Scope, Send, traceparent
-from tenfold.server.choices import Choices, Tower
+from tenfold.server.choices import Choices
 from tenfold.server.endpoints import Endpoint
 from tenfold.server.errors import ApiError, unexpected
+from tenfold.server.fields import Fields
 from tenfold.server.flights import ClientGone
 from tenfold.server.inputs import Inputs
-from tenfold.server.metrics import Metrics
 from tenfold.server.prepare import Job
+from tenfold.server.served import ServedModel
 from tenfold.server.shapes import Shape
 
 log = logging.getLogger("tenfold.requests")
@@ -31,17 +33,17 @@ class Desk(Protocol):
     """What an exchange needs of the application."""
 
     @property
-    def model(self) -> str: ...
-
-    @property
-    def metrics(self) -> Metrics: ...
-
-    @property
-    def tower(self) -> Tower: ...
+    def rejected(self) -> Counter[str]:
+        """Requests of no model, by HTTP status."""
+        ...
 
     async def read_body(self, scope: Scope, receive: Receive) -> bytes: ...
 
-    async def prepare(self, endpoint: Endpoint, body: bytes, id: str) -> Job: ...
+    async def model_of(self, body: bytes) -> tuple[ServedModel, Fields]:
+        """Who is to answer a body, and the body taken apart. Raises ApiError."""
+        ...
+
+    async def prepare(self, model: ServedModel, endpoint: Endpoint, body: Fields, id: str) -> Job: ...
 
 
 class Exchange:
@@ -54,23 +56,34 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._began = time.monotonic()
+        self._model: ServedModel | None = None
+        """Who answers, once that is known."""
         self._status: int | None = None
         """The HTTP status, once it is sent."""
         self._traceparent: str | None = None
 
     async def run(self, scope: Scope) -> None:
         """Answers, whatever happens; all flights are released on every way out."""
-        app = self._app
         self._traceparent = traceparent(scope)
         try:
-            body = await app.read_body(scope, self._receive)
-            job = await app.prepare(self._endpoint, body, self._id)
-            choices = (Choices if job.parsed.generates else Inputs)(app.tower, job.choices)
-            choices.start()
+            body = await self._app.read_body(scope, self._receive)
+            model, fields = await self._app.model_of(body)
         except ApiError as error:
             await self._refuse(error)
             return
         except ClientGone:
+            return
+        self._model = model
+        with model.in_use():
+            await self._answer(model, fields)
+
+    async def _answer(self, model: ServedModel, fields: Fields) -> None:
+        try:
+            job = await self._app.prepare(model, self._endpoint, fields, self._id)
+            choices = (Choices if job.parsed.generates else Inputs)(model.flights, job.choices)
+            choices.start()
+        except ApiError as error:
+            await self._refuse(error)
             return
         watcher = asyncio.create_task(self._watch(choices))
         failed: str | None = "error"
@@ -99,7 +112,7 @@ class Exchange:
             watcher.cancel()
             choices.release()
             if failed is not None:
-                self._account(choices, failed, job.parsed.stream)
+                self._account(model, choices, failed, job.parsed.stream)
 
     def _never_began(self, choices: Choices, error: ApiError) -> bool:
         """The engine has checked what only it can know, or there was no room for a request's further
@@ -111,10 +124,17 @@ class Exchange:
 
     async def _refuse(self, error: ApiError) -> None:
         """The request never began: it counts as rejected, and as nothing else."""
-        self._app.metrics.rejected[str(error.status)] += 1
+        model = self._model
+        rejected = self._app.rejected if model is None else model.metrics.rejected
+        rejected[str(error.status)] += 1
         log.info(
             RefusalLine(
-                id=self._id, status=error.status, error=error.message, param=error.param, code=error.code
+                id=self._id,
+                status=error.status,
+                error=error.message,
+                model=None if model is None else model.name,
+                param=error.param,
+                code=error.code,
             )
         )
         await answer_error(self._send, self._id, error, self._endpoint)
@@ -170,11 +190,11 @@ class Exchange:
             self._status = error.status
             await answer_error(self._send, self._id, error, self._endpoint)
 
-    def _account(self, choices: Choices, failed: str, stream: bool) -> None:
+    def _account(self, model: ServedModel, choices: Choices, failed: str, stream: bool) -> None:
         """``failed``: how the choices ended that have not, empty if all have."""
         now = time.monotonic()
         usage = choices.usage()
-        metrics = self._app.metrics
+        metrics = model.metrics
         finishes = []
         for choice in choices.all:
             finish = choice.answer.finish
@@ -190,7 +210,7 @@ class Exchange:
             RequestLine(
                 id=self._id,
                 endpoint=self._endpoint.name,
-                model=self._app.model,
+                model=model.name,
                 status=self._status,
                 finish=",".join(dict.fromkeys(finishes)),
                 choices=len(choices.all),

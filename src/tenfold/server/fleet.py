@@ -112,17 +112,20 @@ class Fleet:
         policy: Policy = "cache-aware",
         hang_after_s: float = 30.0,
         clock: Callable[[], float] | None = None,
+        prefix: str = "",
     ) -> None:
+        """``prefix``: before the names of its workers, where there are others on the same log."""
         self._events = events
         self._hang_after_s = hang_after_s
-        self.posts = tuple(Post(name, self, role) for name, role in places(settings))
+        named = [(prefix + name, role) for name, role in places(settings)]
+        self.posts = tuple(Post(name, self, role) for name, role in named)
         for post in self.posts:
             post.host = hosts(post.name, post)
         self._many = settings.workers > 1
         config = RouterConfig(timing=_NO_TIMING, page_tokens=PAGE_ROWS, policy=policy)
         self.router, self.splits = Router(config), None
         if settings.prefill_workers:
-            router = SplitRouter(config, dict(places(settings)), TransferTiming.guess(0))
+            router = SplitRouter(config, dict(named), TransferTiming.guess(0))
             self.router = router
             self.splits = Splits(router, lambda name, message: self._post(name).host.send(message))
         self.moved = 0

@@ -122,8 +122,8 @@ class Flight:
 
 
 class Flights:
-    """All requests in flight, over a fleet of workers. ``drain_s``: how long a worker that is to be replaced
-    lets its requests go on."""
+    """All requests in flight for one model, over its fleet of workers. ``drain_s``: how long a worker that is
+    to be replaced lets its requests go on. ``prefix``: see `Fleet`."""
 
     def __init__(
         self,
@@ -135,6 +135,7 @@ class Flights:
         builder: str = ENGINE_BUILDER,
         routing: Policy = "cache-aware",
         drain_s: float = 5.0,
+        prefix: str = "",
     ) -> None:
         self._max_running = settings.workers * settings.max_running
         self._most = self._max_running + max_queue
@@ -147,6 +148,7 @@ class Flights:
             lambda name, events: Supervisor(settings_of(settings, name), events, builder, name),
             policy=routing,
             hang_after_s=stall_after_s,
+            prefix=prefix,
         )
         metrics.fleet = self._fleet
         self._flights: dict[str, Flight] = {}
@@ -181,6 +183,11 @@ class Flights:
         there, while that goes on already, or when the server is shutting down."""
         if self._started and self._closing is None and (self._rolling is None or self._rolling.done()):
             self._rolling = asyncio.get_running_loop().create_task(self._fleet.roll(self._drain_s))
+
+    async def rolled(self) -> None:
+        """Waits until `roll` has come to its end."""
+        if self._rolling is not None:
+            await asyncio.wait([self._rolling])
 
     def refuse_new(self, reason: str) -> None:
         """From now on `submit` answers 503, and no worker is replaced; flights go on."""

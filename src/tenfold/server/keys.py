@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import stat
+from collections import Counter
+from typing import Protocol
 
 from tenfold.checkpoint.base import CheckpointError
 from tenfold.checkpoint.regular import open_regular
@@ -16,7 +18,6 @@ from tenfold.server.asgi import Layer, Receive, Scope, Send, header, request_id
 from tenfold.server.endpoints import endpoint_at
 from tenfold.server.errors import ApiError
 from tenfold.server.exchange import answer_error
-from tenfold.server.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +41,14 @@ class Keys:
         known = sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
         return digest.hex() if known else None
 
+    def shares(self, other: Keys) -> bool:
+        """Whether a key is in both."""
+        return not set(self._digests).isdisjoint(other._digests)
 
-def load_keys(path: str) -> Keys:
-    """The keys of a file: one a line; empty lines, and lines that begin with ``#``, do not count.
+
+def load_keys(path: str, field: str = "api_key_file") -> Keys:
+    """The keys of a file: one a line; empty lines, and lines that begin with ``#``, do not count. ``field``:
+    the setting that named the file.
 
     Warns when others than the file's owner can read it. Raises OptionError naming file and line, or why it
     cannot be read.
@@ -52,7 +58,7 @@ def load_keys(path: str) -> Keys:
             mode = os.fstat(file.fileno()).st_mode
             lines = [line.decode("utf-8", errors="surrogateescape").strip() for line in file]
     except CheckpointError as error:
-        raise OptionError(f"api_key_file {error}", "api_key_file") from None
+        raise OptionError(f"{field} {error}", field) from None
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         log.warning("%s can be read by others; chmod 600 %s", path, path)
     keys = []
@@ -61,22 +67,28 @@ def load_keys(path: str) -> Keys:
             continue
         if not _KEY.fullmatch(line):
             raise OptionError(
-                f"api_key_file {path}, line {number}: a key is 1 to 1024 visible ASCII characters without "
-                "spaces",
-                "api_key_file",
+                f"{field} {path}, line {number}: a key is 1 to 1024 visible ASCII characters without spaces",
+                field,
             )
         keys.append(line)
     if not keys:
-        raise OptionError(
-            f"api_key_file {path} has no key; write one a line, or leave it out", "api_key_file"
-        )
+        raise OptionError(f"{field} {path} has no key; write one a line, or leave it out", field)
     return Keys(keys)
+
+
+class Refusals(Protocol):
+    """Where refusals are counted."""
+
+    @property
+    def rejected(self) -> Counter[str]:
+        """By HTTP status."""
+        ...
 
 
 class RequireKey:
     """Lets through what has a key, and what anybody may ask for; the rest is 401."""
 
-    def __init__(self, app: Layer, keys: Keys, open_paths: frozenset[str], metrics: Metrics) -> None:
+    def __init__(self, app: Layer, keys: Keys, open_paths: frozenset[str], metrics: Refusals) -> None:
         self._app = app
         self._keys = keys
         self._open = open_paths

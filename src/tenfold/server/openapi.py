@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tenfold.server.admin import MAX_NAME, THREADS, WORKERS
 from tenfold.server.openapi_bodies import BODIES
 from tenfold.server.openapi_forms import Schema
 from tenfold.server.stats import Stats
@@ -320,21 +321,99 @@ def _other_paths(errors: dict[int, str]) -> Schema:
     }
 
 
-def document(vocab_size: int, keys: bool) -> bytes:
-    """The whole document; ``keys``: whether the server asks for one."""
+_ENTRY = _object(
+    {
+        **_MODEL["properties"],
+        "state": {"enum": ["serving", "not ready", "loading", "unloading"]},
+        "not_ready_reason": {"type": ["string", "null"]},
+        "path": {"type": "string"},
+        "workers": {"type": "object", "additionalProperties": {"type": "string"}},
+        "threads": _COUNT,
+        "requests": _COUNT,
+        "weight_bytes": _COUNT,
+        "kv_bytes": _COUNT,
+    },
+    "id",
+    "object",
+    "state",
+)
+_LOAD: Schema = {
+    **_object(
+        {
+            "model": {"type": "string", "minLength": 1, "description": "A path or a name."},
+            "name": {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_NAME},
+            "kv_memory": {"type": ["string", "integer", "null"], "description": "Bytes, or like 512MiB."},
+            "threads": {"type": ["integer", "null"], "minimum": THREADS.low, "maximum": THREADS.high},
+            "workers": {"type": ["integer", "null"], "minimum": WORKERS.low, "maximum": WORKERS.high},
+        },
+        "model",
+    ),
+    "additionalProperties": False,
+}
+
+
+def _admin_paths() -> Schema:
+    """Of a server that has admin keys."""
+    secured: Schema = {"security": [{"bearer": []}, {"header": []}]}
+    no_key = {401: "No admin key."}
+    listed = _object({"object": {"const": "list"}, "data": {"type": "array", "items": _ref("AdminModel")}})
+    deleted = _object({"id": {"type": "string"}, "deleted": {"const": True}}, "id", "deleted")
+    busy = {409: "It is on its way in or out, or there already."}
+    errors = {code: _ERRORS[code] for code in (403, 413, 415, 500, 503)}
+    load = _post(
+        "Load a model; answers when it is served",
+        _ref("LoadRequest"),
+        _ref("AdminModel"),
+        {**errors, 400: "The body is wrong, or the model cannot be loaded.", **busy, **no_key},
+        stream=False,
+    )
+    listing = _get("All models, with what they are at", _json(listed, "They."), no_key)
+    unload = {
+        "summary": "Unload a model; answers when its memory is given back",
+        "responses": {
+            "200": _json(deleted, "It is gone."),
+            **_failures({403: _ERRORS[403], 404: "There is no such model.", **busy, **no_key}),
+        },
+        "parameters": _path_parameter("model"),
+    }
+    return {
+        "/admin/models": {method: {**what, **secured} for method, what in {**listing, **load}.items()},
+        "/admin/models/{model}": {"delete": {**unload, **secured}},
+    }
+
+
+def document(vocab_size: int, keys: bool, *, admin: bool = False, several: bool = False) -> bytes:
+    """The whole document; ``keys``: whether the server asks for one; ``admin``: whether it has admin keys;
+    ``several``: whether it has several models, one of which a body must name."""
     needs_key = {401: "No API key, or not one of this server's."} if keys else {}
     anybody: Schema = {"security": []}
     status = _object({"status": {"type": "string"}}, "status")
+    stuck = {"type": "object", "additionalProperties": {"type": "string"}}
+    ready = _object({"status": {"const": "ready"}, "not_ready": stuck}, "status")
     not_ready = _object({"status": {"type": "string"}, "reason": {"type": "string"}}, "status", "reason")
+    which = [{"name": "model", "in": "query", "required": False, "schema": {"type": "string"}}]
+    no_model = {404: "There is no such model."}
     (stats,), parts = msgspec.json.schema_components([Stats], ref_template="#/components/schemas/{name}")
     assert stats == _ref("Stats")
     errors = {**_ERRORS, **needs_key}
     paths = {
         **_openai_paths(errors, needs_key),
         **_other_paths(errors),
+        **(_admin_paths() if admin else {}),
         "/health": _get("Does the server answer?", _json(status, "It does."), {}, **anybody),
-        "/ready": _get("Do requests make progress?", _json(status, "They do, or would."), {}, **anybody),
-        "/stats": _get("What the server does now", _json(_ref("Stats"), "Figures and counters."), needs_key),
+        "/ready": _get(
+            "Do requests make progress?",
+            _json(ready, "They do, or would, of one model at least."),
+            no_model,
+            parameters=which,
+            **anybody,
+        ),
+        "/stats": _get(
+            "What the server does now with a model",
+            _json(_ref("Stats"), "Figures and counters."),
+            {**no_model, **needs_key},
+            parameters=which,
+        ),
         "/metrics": _get(
             "Prometheus' metrics",
             {"description": "All of them.", "content": {"text/plain": {"schema": {"type": "string"}}}},
@@ -357,7 +436,8 @@ def document(vocab_size: int, keys: bool) -> bytes:
         "paths": paths,
         "components": {
             "schemas": {
-                **{name: body.schema(vocab_size) for name, body in BODIES.items()},
+                **{name: body.schema(vocab_size, several) for name, body in BODIES.items()},
+                **({"AdminModel": _ENTRY, "LoadRequest": _LOAD} if admin else {}),
                 "ChatCompletion": _answer_schema("chat.completion", _choice("message", _MESSAGE)),
                 "Completion": _answer_schema("text_completion", _choice("text", {"type": "string"})),
                 "Embeddings": _EMBEDDINGS,

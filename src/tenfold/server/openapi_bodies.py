@@ -86,8 +86,8 @@ class Body:
         self.parse(recorder, (), vocab_size)
         return recorder.rules
 
-    def schema(self, vocab_size: int) -> Schema:
-        """What the parser takes, field by field.
+    def schema(self, vocab_size: int, several: bool = False) -> Schema:
+        """What the parser takes, field by field; ``several``: there are several models, one is to be named.
 
         Rules between fields (``top_logprobs`` needs ``logprobs``) and what depends on the model (does the
         prompt fit?) are beyond it: what breaks them is a 400 too.
@@ -98,12 +98,13 @@ class Body:
             for name, rule in self.taken(vocab_size).items()
         }
         properties |= {name: form for name, form in self.instead.items() if name in properties}
-        for name in self.example:
+        required = [*self.example, "model"] if several else list(self.example)
+        for name in required:
             properties[name] = _not_null(properties[name])
         return {
             "type": "object",
             "properties": properties,
-            "required": list(self.example),
+            "required": required,
             "additionalProperties": False,
             "examples": [self.example],
         }

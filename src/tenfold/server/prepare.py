@@ -18,6 +18,7 @@ from tenfold.server.choices import Choice
 from tenfold.server.embeddings import MAX_INPUT_TOKENS, EmbeddingAnswer, EmbeddingRequest, pooling_of
 from tenfold.server.endpoints import COUNT_TOKENS, Endpoint, Opening
 from tenfold.server.errors import ApiError, invalid
+from tenfold.server.fields import Fields
 from tenfold.server.requests import ApiRequest
 from tenfold.server.shapes import Shape
 from tenfold.server.text import ChatPrompt, Text
@@ -60,7 +61,7 @@ class Preparer:
         self.text = text
         self._chat = chat
 
-    def job(self, endpoint: Endpoint, body: bytes, id: str) -> Job:
+    def job(self, endpoint: Endpoint, body: bytes | Fields, id: str) -> Job:
         """The job of a body; ``id`` is the request's.
 
         Raises ApiError: a field is wrong, there are too many tokens or none, or the template refuses.
@@ -128,7 +129,7 @@ class Preparer:
             for index, prompt in enumerate(prompts)
         ]
 
-    def count(self, body: bytes) -> bytes:
+    def count(self, body: bytes | Fields) -> bytes:
         """What answers a body of ``/v1/messages/count_tokens``: the tokens of its prompt, whether there is
         room to answer it or not. Raises ApiError."""
         parsed = COUNT_TOKENS.parse(body, (self.model,), self.plan.vocab_size)

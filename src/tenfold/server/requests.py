@@ -136,7 +136,7 @@ def parse_completion(body: bytes | Fields, models: tuple[str, ...], vocab_size: 
 
 def read_fields(body: bytes | Fields, models: tuple[str, ...]) -> Fields:
     """The fields of a body that is for one of the models. Raises `ApiError`."""
-    fields = body if isinstance(body, Fields) else Fields(_decoded(body), len(body))
+    fields = body if isinstance(body, Fields) else decode_body(body)
     model = fields.string("model")
     if model is not None and model not in models:
         raise ApiError(
@@ -148,15 +148,17 @@ def read_fields(body: bytes | Fields, models: tuple[str, ...]) -> Fields:
     return fields
 
 
-def _decoded(body: bytes) -> Any:
+def decode_body(body: bytes) -> Fields:
+    """The fields of a body, before anybody knows what it is for. Raises `ApiError`."""
     try:
-        return msgspec.json.decode(body)
+        data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(
             400, f"the body is not valid JSON: {json_problem(error)}", code="invalid_json"
         ) from None
     except RecursionError:
         raise ApiError(400, "the body's JSON is nested too deeply", code="invalid_json") from None
+    return Fields(data, len(body))
 
 
 def open_body(body: bytes | Fields, models: tuple[str, ...]) -> Fields:

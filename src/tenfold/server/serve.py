@@ -5,33 +5,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import ipaddress
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
-import msgspec
 import uvicorn
 import uvloop
 
-from tenfold.config import ResolvedPlan, ServeConfig, check_kv_disk, check_kv_memory, total_memory
-from tenfold.protocol import EnginePlan
+from tenfold.checkpoint.locate import locate as locate_model
+from tenfold.config import (
+    OptionError,
+    ServeConfig,
+    ServerPlan,
+    check_kv_disk,
+    check_kv_memory,
+    total_memory,
+)
+from tenfold.server.admin import Admin, RequireAdmin
 from tenfold.server.app import App
 from tenfold.server.asgi import Layer
-from tenfold.server.chat_setup import choose_chat
 from tenfold.server.connection import Connection, Patience
 from tenfold.server.cors import Cors, check_origin
-from tenfold.server.embeddings import plan_line
-from tenfold.server.flights import Flights
 from tenfold.server.keys import Keys, RequireKey, load_keys
-from tenfold.server.metrics import Metrics
+from tenfold.server.memory import settle
+from tenfold.server.models import Models, Sources
 from tenfold.server.openapi import document
 from tenfold.server.page import FILES, Page
-from tenfold.server.stats import StatsSource
+from tenfold.server.server_metrics import ServerMetrics
 from tenfold.server.text import Text
 from tenfold.server.tracing import TraceHandler
 from tenfold.worker.process import ENGINE_BUILDER
@@ -44,7 +48,7 @@ KEEP_ALIVE_S = 75
 OPEN_PATHS = frozenset({*FILES, "/health", "/ready", "/openapi.json"})
 """What is answered without a key: what tells nothing of anybody's use, and what asks for the key."""
 
-ReadyCallback = Callable[[ResolvedPlan, str], None]
+ReadyCallback = Callable[[ServerPlan, str], None]
 """Told the plan and the server's URL once requests are welcome."""
 
 
@@ -81,8 +85,15 @@ def serve(
     load_text: Callable[[str], Text],
     on_ready: ReadyCallback,
     builder: str = ENGINE_BUILDER,
+    *,
+    others: Sequence[tuple[ServeConfig, str]] = (),
+    locate: Callable[[str], str] = lambda model: str(locate_model(model)),
 ) -> None:
     """Serves the model at ``path`` until SIGINT or SIGTERM. SIGHUP replaces the workers one after another.
+
+    ``others``: further models, the configuration and the path of each; what is the server's and no model's
+    (address, keys, limits of connections) counts in ``config`` alone. ``locate``: from the name of a model to
+    its path, for those that are loaded while the server runs.
 
     Then it accepts nothing more, lets running requests go on for ``config.drain_s`` (a second signal cuts
     that short), and returns. Raises StartError (also later, when the supervision of the worker fails),
@@ -91,6 +102,13 @@ def serve(
     """
     traces = None if config.otlp_endpoint is None else TraceHandler(config.otlp_endpoint)
     keys = None if config.api_key_file is None else load_keys(config.api_key_file)
+    admins = None if config.admin_key_file is None else load_keys(config.admin_key_file, "admin_key_file")
+    if keys is not None and admins is not None and admins.shares(keys):
+        raise OptionError(
+            f"admin_key_file {config.admin_key_file} and api_key_file {config.api_key_file} have a key in "
+            "common; an admin's key must be no user's",
+            *("admin_key_file", "api_key_file"),
+        )
     for origin in config.cors_origins:
         check_origin(origin)
     check_kv_memory(config.kv_memory_bytes, total_memory())
@@ -103,7 +121,8 @@ def serve(
                 config.host,
             )
         with _told(traces):
-            uvloop.run(_serve(config, path, load_text, on_ready, builder, sock, keys))
+            sources = Sources(locate, load_text, builder)
+            uvloop.run(_serve([(config, path), *others], sources, on_ready, sock, keys, admins))
 
 
 @contextlib.contextmanager
@@ -125,61 +144,46 @@ def _is_loopback(sock: socket.socket) -> bool:
     return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
 
 
-def _layers(config: ServeConfig, app: App, keys: Keys | None, metrics: Metrics) -> Layer:
+def _layers(
+    config: ServeConfig, app: App, keys: Keys | None, admins: Keys | None, metrics: ServerMetrics
+) -> Layer:
     """The application with what stands around it, outermost last."""
     layer: Layer = Page(app)
     if keys is not None:
         layer = RequireKey(layer, keys, OPEN_PATHS, metrics)
+    layer = RequireAdmin(layer, app, admins, metrics)
     return Cors(layer, config.cors_origins, strict=keys is None)
 
 
 async def _serve(
-    config: ServeConfig,
-    path: str,
-    load_text: Callable[[str], Text],
+    wanted: Sequence[tuple[ServeConfig, str]],
+    sources: Sources,
     on_ready: ReadyCallback,
-    builder: str,
     sock: socket.socket,
     keys: Keys | None,
+    admins: Keys | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    metrics = Metrics()
-    flights = Flights(
-        config.engine_settings(path),
-        metrics,
-        max_queue=config.max_queue,
-        stall_after_s=config.stall_after_s,
-        builder=builder,
-        routing=config.routing,
-        drain_s=config.drain_s,
-    )
+    config = wanted[0][0]
+    models = Models(sources, alone=len(wanted) == 1 and admins is None)
+    metrics = ServerMetrics(lambda: [(model.name, model.metrics) for model in models.all])
     stop_asked = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop_asked.set)
-    loop.add_signal_handler(signal.SIGHUP, flights.roll)
+    loop.add_signal_handler(signal.SIGHUP, models.roll)
     try:
-        started = await _start(flights, path, load_text, stop_asked)
-        if started is None:
+        if not await _start(models, wanted, stop_asked):
             return
-        plan, text = started
-        chat = choose_chat(text, config.tool_format, config.reasoning_format)
-        stats = StatsSource(config.model_name, plan, metrics, flights.not_ready)
         app = App(
-            model=config.model_name,
-            plan=plan,
+            models,
+            metrics,
             max_body_bytes=config.max_body_bytes,
-            text=text,
-            flights=flights,
-            metrics=metrics,
-            chat=chat,
-            documents={
-                "/stats": lambda: msgspec.json.encode(stats.now()),
-                "/openapi.json": partial(document, plan.vocab_size, keys is not None),
-            },
+            admin=None if admins is None else Admin(models, config),
+            documents={"/openapi.json": lambda: _document(models, keys is not None, admins is not None)},
         )
         server = _Server(
             uvicorn.Config(
-                cast(Any, _layers(config, app, keys, metrics)),
+                cast(Any, _layers(config, app, keys, admins, metrics)),
                 loop="none",
                 http=cast(Any, partial(Connection, patience=Patience(config.arrive_s, config.unread_s))),
                 ws="none",
@@ -194,46 +198,44 @@ async def _serve(
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.001)
-        gc.collect()
-        gc.freeze()
+        settle()
         if server.started:
             host, port = sock.getsockname()[:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            on_ready(
-                ResolvedPlan(
-                    config=config, path=path, engine=plan, chat=(*chat.lines(), plan_line(text.pooling))
-                ),
-                url,
-            )
-        ends = [asyncio.create_task(stop_asked.wait()), asyncio.create_task(flights.ended()), serving]
+            on_ready(ServerPlan(tuple(model.resolved for model in models.all)), url)
+        ends = [asyncio.create_task(stop_asked.wait()), asyncio.create_task(models.failed()), serving]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends[:2]:
             task.cancel()
-        await _drain(flights, server, serving, stop_asked, config.drain_s)
+        await _drain(models, server, serving, stop_asked, config.drain_s)
     finally:
-        await flights.stop()
+        await models.stop()
+
+
+def _document(models: Models, keys: bool, admin: bool) -> bytes:
+    # Without a model no body is answered, and any token may become one again.
+    vocab_size = max((model.plan.vocab_size for model in models.all), default=1 << 18)
+    return document(vocab_size, keys, admin=admin, several=len(models.all) > 1)
 
 
 async def _start(
-    flights: Flights, path: str, load_text: Callable[[str], Text], stop_asked: asyncio.Event
-) -> tuple[EnginePlan, Text] | None:
-    """Loads weights (in the worker) and text (here) at the same time. None: stopped meanwhile."""
-    starting = asyncio.create_task(flights.start())
-    loading = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(None, load_text, path))
+    models: Models, wanted: Sequence[tuple[ServeConfig, str]], stop_asked: asyncio.Event
+) -> bool:
+    """Loads all of them. False: stopped meanwhile."""
+    starting = asyncio.create_task(models.start(wanted))
     stopping = asyncio.create_task(stop_asked.wait())
-    both = asyncio.gather(starting, loading)
-    stopping.add_done_callback(lambda _: both.cancel())
+    stopping.add_done_callback(lambda _: starting.cancel())
     try:
-        plan, text = await both
-        return plan, text
+        await starting
     except asyncio.CancelledError:
-        return None
+        return False
     finally:
         stopping.cancel()
+    return True
 
 
 async def _drain(
-    flights: Flights,
+    models: Models,
     server: uvicorn.Server,
     serving: asyncio.Task[None],
     stop_asked: asyncio.Event,
@@ -241,11 +243,11 @@ async def _drain(
 ) -> None:
     log.info("stopping: running requests may take %g s more", drain_s)
     reason = "the server is shutting down"
-    flights.refuse_new(reason)
+    models.refuse_new(reason)
     server.should_exit = True
     stop_asked.clear()
     again = asyncio.create_task(stop_asked.wait())
     await asyncio.wait([serving, again], timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
     again.cancel()
-    flights.abort_all(reason)
+    models.abort_all(reason)
     await serving

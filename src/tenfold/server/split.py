@@ -45,8 +45,8 @@ def places(settings: EngineSettings) -> list[tuple[str, WorkerRole]]:
 
 
 def settings_of(settings: EngineSettings, name: str) -> EngineSettings:
-    """Those of one worker of a server."""
-    role = dict(places(settings)).get(name, settings.role)
+    """Those of one worker of a server; ``name`` may have its model's before it."""
+    role = dict(places(settings)).get(name.rpartition("/")[2], settings.role)
     return settings if role == settings.role else replace(settings, role=role)
 
 

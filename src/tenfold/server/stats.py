@@ -6,7 +6,7 @@ Counters grow as those of ``/metrics`` do; who wants a rate takes two of them, a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -28,16 +28,19 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server does now. Times are in seconds; counters are since the start."""
+    """What a server does now with one of its models. Times are in seconds; counters are since that was
+    loaded."""
 
+    models: list[str]
+    """The names of all models in the API."""
     model: str
-    """Its name in the API."""
+    """The one that this is of."""
     max_context_tokens: int
     ready: bool
     not_ready_reason: str | None
     """Why ``/ready`` says no."""
     uptime_s: float
-    """Since the server was ready; also the clock of the counters."""
+    """Since the model was loaded; also the clock of the counters."""
     requests_in_flight: int
     """Accepted and not ended."""
     requests_running: int
@@ -64,7 +67,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatsSource:
-    """Makes `Stats` of a server's metrics."""
+    """Makes `Stats` of a model's metrics."""
 
     def __init__(
         self, model: str, plan: EnginePlan, metrics: Metrics, not_ready: Callable[[], str | None]
@@ -75,13 +78,14 @@ class StatsSource:
         self._not_ready = not_ready
         self._began = time.monotonic()
 
-    def now(self) -> Stats:
-        """A new one."""
+    def now(self, models: Sequence[str]) -> Stats:
+        """A new one; ``models``: the names of all."""
         metrics = self._metrics
         reason = self._not_ready()
         workers = self._workers()
         speculation = metrics.speculation_counts()
         return Stats(
+            models=list(models),
             model=self._model,
             max_context_tokens=self._plan.max_context,
             ready=reason is None,

@@ -70,7 +70,7 @@ class TokenEndpoints:
     def __init__(self, preparer: Preparer) -> None:
         self._preparer = preparer
 
-    def tokenize(self, body: bytes) -> bytes:
+    def tokenize(self, body: bytes | Fields) -> bytes:
         """The tokens of a ``prompt``, or of ``messages`` as a chat would have them. Raises ApiError."""
         preparer = self._preparer
         asked = parse_tokenize(body, (preparer.model,))
@@ -94,7 +94,7 @@ class TokenEndpoints:
             }
         )
 
-    def detokenize(self, body: bytes) -> bytes:
+    def detokenize(self, body: bytes | Fields) -> bytes:
         """The text of ``tokens``, special ones by name. Raises ApiError."""
         preparer = self._preparer
         ids = parse_detokenize(body, (preparer.model,), preparer.plan.vocab_size)

@@ -86,8 +86,14 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, ProgramInfo]:
 
 
 def own_threads(settings: EngineSettings) -> tuple[int, str]:
-    """Threads of this worker, and why so many: as asked for, else its share of the cores."""
+    """Threads of this worker, and why so many: as asked for, else its share of the cores.
+
+    Models do not share cores out among themselves: a model that is alone at work is to have them all, and a
+    team goes on with fewer threads while others keep the cores busy (``native/team.h``).
+    """
     threads, why = choose_threads(settings.threads)
+    if not settings.threads and settings.models > 1:
+        why = f"{why}; each model has them all"
     if settings.threads or settings.workers == 1:
         return threads, why
     return max(1, threads // settings.workers), f"{threads} ({why}), divided among {settings.workers} workers"
@@ -108,7 +114,7 @@ def build_target(
         asked = settings.kv_memory_bytes
         pages = plan_kv(
             None if asked is None else asked // settings.workers,
-            available_memory() // settings.workers,
+            available_memory() // settings.workers // settings.models,
             kv_page_bytes(graph, resolve_kv_format(settings.kv_format, settings.format)),
             graph.max_context,
             settings.max_running,

@@ -9,7 +9,8 @@ const POINTS = 60;
 let key = sessionStorage.getItem("tenfold-key") || "";
 let conversation = [];
 let running = null; // the AbortController of the answer under way
-let model = "";
+let model = ""; // whose figures are shown, and who is asked
+let chosen = ""; // of several; empty: the server's first
 
 /** fetch with the key, if there is one. */
 function request(path, options = {}) {
@@ -74,7 +75,9 @@ function state(kind, text) {
 async function poll() {
   clearTimeout(polling);
   try {
-    const response = await request("stats");
+    const asked = chosen;
+    const response = await request(asked ? `stats?model=${encodeURIComponent(asked)}` : "stats");
+    if (asked !== chosen) return poll();
     if (response.status === 401) {
       state("bad", "needs a key");
       $("figures").classList.add("stale");
@@ -84,8 +87,16 @@ async function poll() {
       }
       return;
     }
-    if (!response.ok) throw new Error(`status ${response.status}`);
-    show(await response.json());
+    if (response.status === 404) {
+      // It was unloaded: the server's first is shown instead, if there is one.
+      $("figures").classList.add("stale");
+      state("bad", (await response.json()).error.message);
+      if (chosen) {
+        chosen = "";
+        return poll();
+      }
+    } else if (!response.ok) throw new Error(`status ${response.status}`);
+    else show(await response.json());
   } catch {
     state("bad", "not reachable");
     $("figures").classList.add("stale");
@@ -124,9 +135,12 @@ function ratio(now, part, whole) {
 function show(now) {
   if (model !== now.model) {
     model = now.model;
-    $("model").textContent = $("empty-model").textContent = model;
+    $("model").textContent = model;
+    if ($("empty-model")) $("empty-model").textContent = model;
     document.title = `${model} – Tenfold`;
+    samples.length = speeds.length = 0;
   }
+  showModels(now.models);
   if (now.ready) state("good", "ready");
   else state("bad", `not ready: ${now.not_ready_reason}`);
   $("figures").classList.remove("stale");
@@ -156,6 +170,22 @@ function show(now) {
   samples.push(now);
   while (now.uptime_s - samples[0].uptime_s > MINUTE_S + 5) samples.shift();
 }
+
+function showModels(names) {
+  const several = names.length > 1;
+  $("model").hidden = several;
+  $("models").hidden = !several;
+  const options = [...$("models").options].map((option) => option.value);
+  if (options.join("\n") !== names.join("\n")) {
+    $("models").replaceChildren(...names.map((name) => new Option(name)));
+  }
+  $("models").value = model;
+}
+
+$("models").addEventListener("change", () => {
+  chosen = $("models").value;
+  poll();
+});
 
 function showWorkers(workers) {
   $("workers").hidden = workers.length < 2;

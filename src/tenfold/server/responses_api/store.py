@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -84,6 +84,12 @@ class ResponseStore:
                 raise self._lost(id, None)
             self._bytes -= kept.bytes
 
+    def forget(self, model: str) -> None:
+        """Forgets all of a model."""
+        with self._lock:
+            for key in [key for key, kept in self._kept.items() if kept.response["model"] == model]:
+                self._bytes -= self._kept.pop(key).bytes
+
     def _lost(self, id: str, param: str | None) -> ApiError:
         return ApiError(
             404,
@@ -101,14 +107,29 @@ class Shelf:
 
     store: ResponseStore
     owner: str
+    model: str | None = None
+    """None: of whatever model."""
+
+    def of(self, model: str) -> Shelf:
+        """The part of it that is of a model."""
+        return replace(self, model=model)
 
     def keep(self, id: str, kept: Kept) -> None:
         """See `ResponseStore.keep`."""
         self.store.keep(self.owner, id, kept)
 
     def get(self, id: str, param: str | None = None) -> Kept:
-        """See `ResponseStore.get`."""
-        return self.store.get(self.owner, id, param)
+        """See `ResponseStore.get`; also ApiError (404) for one of another model."""
+        kept = self.store.get(self.owner, id, param)
+        if self.model is not None and kept.response["model"] != self.model:
+            raise ApiError(
+                404,
+                f"the response {id[:80]} is of the model {kept.response['model']}, and this request is for "
+                f"{self.model}. Go on with the first, or send the whole conversation as input",
+                param=param,
+                code="previous_response_not_found",
+            )
+        return kept
 
     def delete(self, id: str) -> None:
         """See `ResponseStore.delete`."""
