@@ -60,6 +60,25 @@ def test_workers_share_what_there_is() -> None:
     assert "divided among 3 workers" in explain_kv(5, 300, 1000, 4, 3)
 
 
+def test_prefill_and_decode_workers() -> None:
+    """They count together, transfer pages and are routed; half of the pair, or `workers` beside it, is
+    refused with the remedy."""
+    config = ServeConfig(model="m", prefill=2, decode=3)
+    settings = config.engine_settings("m")
+    assert (settings.workers, settings.prefill_workers, config.processes) == (5, 2, 5)
+    assert settings.routed and settings.transfer
+    assert not ServeConfig(model="m", workers=2).engine_settings("m").transfer
+    for fields, why in (
+        ({"prefill": 1}, "decode is 0; give 1 or more of each"),
+        ({"decode": 1}, "prefill is 0 and decode is 1"),
+        ({"prefill": 1, "decode": 1, "workers": 2}, "workers is 2 beside prefill and decode"),
+        ({"prefill": 1, "decode": 1, "learn": True, "drafter": "d"}, "learn is given and prefill is 1"),
+        ({"prefill": 300, "decode": 1}, "prefill is 300"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            ServeConfig(model="m", **fields)
+
+
 def test_a_size_of_the_disk_tier_needs_its_folder() -> None:
     """The message says what to give."""
     with pytest.raises(ValueError, match="without kv_disk"):

@@ -81,6 +81,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     """Processes with an engine each; ``threads`` and ``max_running`` are of each, ``kv_memory_bytes`` is of
     all together."""
+    prefill: int = 0
+    """With ``decode`` instead of ``workers``: so many processes compute prompts, whose pages the ``decode``
+    others take over; 0: every worker does both."""
+    decode: int = 0
     routing: Policy = "cache-aware"
     """Which worker gets a request."""
     max_queue: int = 256
@@ -120,6 +124,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("max_batch_tokens", 1, 1 << 16),
             ("max_running", 1, 4096),
             ("workers", 1 if self.accept_workers is None else 0, 256),
+            ("prefill", 0, 256),
+            ("decode", 0, 256),
             ("max_queue", 0, 1 << 20),
             ("max_body_bytes", 1024, 1 << 30),
             ("stall_after_s", 0.1, 86400),
@@ -167,6 +173,29 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "learn is given without drafter; train one with `tenfold train-drafter` and give it",
                 *("learn", "drafter"),
             )
+        if bool(self.prefill) != bool(self.decode):
+            raise OptionError(
+                f"prefill is {self.prefill} and decode is {self.decode}; give 1 or more of each, or neither",
+                *("prefill", "decode"),
+            )
+        if self.prefill and self.workers != 1:
+            raise OptionError(
+                f"workers is {self.workers} beside prefill and decode, which say how many there are; "
+                "leave it out",
+                *("workers", "prefill", "decode"),
+            )
+        if self.learn and self.prefill:
+            raise OptionError(
+                f"learn is given and prefill is {self.prefill}, but only a lone worker can learn; leave one "
+                "one of them out",
+                *("learn", "prefill"),
+            )
+        if self.prefill and self.accept_workers is not None:
+            raise OptionError(
+                "accept_workers is given with prefill and decode, and workers that join have no role; leave "
+                "one of them out",
+                *("accept_workers", "prefill"),
+            )
         if self.learn and self.workers != 1:
             raise OptionError(
                 f"learn is given and workers is {self.workers}, but only one can learn; leave one of them "
@@ -198,7 +227,12 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
                 *("kv_events", "workers"),
             )
         for field in ("kv_events", "kv_events_replay"):
-            check_events_address(getattr(self, field), field, self.workers)
+            check_events_address(getattr(self, field), field, self.processes)
+
+    @property
+    def processes(self) -> int:
+        """Workers of all roles."""
+        return self.prefill + self.decode if self.prefill else self.workers
 
     @property
     def model_name(self) -> str:
@@ -221,9 +255,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             learn=self.learn,
             kv_disk=self.kv_disk,
             kv_disk_bytes=self.kv_disk_bytes,
-            workers=self.workers,
+            workers=self.processes,
             models=models,
-            routed=self.workers != 1 or self.accept_workers is not None,
+            routed=self.processes != 1 or self.accept_workers is not None,
+            prefill_workers=self.prefill,
+            transfer=self.prefill > 0,
             kv_events=self.kv_events,
             kv_events_replay=self.kv_events_replay,
         )
@@ -385,9 +421,11 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
             PlanLine("isa", engine.isa, engine.isa_why),
             PlanLine(
                 "workers",
-                str(config.workers),
+                f"{config.prefill} prefill + {config.decode} decode"
+                if config.prefill
+                else str(config.workers),
                 f"{config.routing} routing; threads, kv cache and running are of each"
-                if config.workers > 1
+                if config.processes > 1
                 else "one process with an engine"
                 if config.workers
                 else "none of this server's own",
@@ -418,7 +456,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                     config.kv_memory_bytes,
                     engine.max_context,
                     engine.max_running,
-                    config.workers or 1,
+                    config.processes or 1,
                     self.models,
                 ),
             ),

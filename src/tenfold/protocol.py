@@ -11,6 +11,9 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+WorkerRole = Literal["mixed", "prefill", "decode"]
+"""What a worker is for: ``mixed``, prompts and answers; ``prefill``, prompts, whose pages and first token
+others take over; ``decode``, answers. Any worker can do all of it, and does where nobody else is left."""
 PoolingKind = Literal["mean", "last"]
 
 
@@ -184,7 +187,22 @@ class TransferCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that could not be exported for want of room."""
     imported_pages: int
     imports: dict[str, int]
-    """Requests that came with a handoff, by what came of it: imported, partly, failed, there already."""
+    """Requests that came with a handoff, by what came of it: imported, partly, failed, there already,
+    abandoned (nobody waited for it any more)."""
+    page_bytes: int = 0
+    export_s: float = 0.0
+    """Spent on writing pages for others."""
+    import_s: float = 0.0
+    """Spent on reading pages that were ready, checksums included."""
+    fallbacks: dict[str, int] = {}
+    """Imports that ended with something left to compute, by why: ``gone`` (their exporter died or gave up),
+    ``late``, ``checksum``, ``foreign`` (of another model, configuration or prompt), ``broken``."""
+    starts: int = 0
+    """Requests that were admitted with all pages of a handoff, on one machine,"""
+    start_s: float = 0.0
+    """the seconds from their last page's being ready to that, together,"""
+    start_max_s: float = 0.0
+    """and the most of one."""
 
 
 class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,6 +296,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Most bytes of all files in it; None: chosen from what is free there."""
     transfer: bool = False
     """Export and import pages: see `Request.prefill_only` and `Request.handoff`."""
+    role: WorkerRole = "mixed"
+    """Of this worker."""
+    prefill_workers: int = 0
+    """Of the ``workers``, so many are for prefill and the others for decode; 0: all are mixed."""
     workers: int = 1
     """So many workers share this machine: cores (unless ``threads`` says how many) and KV memory (also
     ``kv_memory_bytes``) are divided among them."""
@@ -320,6 +342,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     load_ms: float
     kv_disk_bytes: int = 0
     """Most bytes of the disk tier; 0: there is none."""
+    role: WorkerRole = "mixed"
     state_width: int = 0
     """Elements of an embedding; 0: there are none."""
 
@@ -343,8 +366,20 @@ class Generate(ToWorker, frozen=True, kw_only=True):
     request was there."""
 
 
+class Fetch(ToWorker, frozen=True, kw_only=True):
+    """Bring the pages of a prompt that is being prefilled elsewhere into the cache, as they become ready. Its
+    request follows as `Generate` with the same id, and waits for them without holding up others; or an
+    `Abort` follows."""
+
+    id: str
+    tokens: tuple[int, ...]
+    handoff: dict[str, Any]
+    namespace: str = ""
+
+
 class Abort(ToWorker, frozen=True, kw_only=True):
-    """Forget a request; its news are of no interest. An unknown id is no error: it may have just ended."""
+    """Forget a request (or a `Fetch`); its news are of no interest. An unknown id is no error: it may have
+    just ended."""
 
     id: str
     keep: int | None = None
@@ -464,4 +499,4 @@ class Failed(FromWorker, frozen=True, kw_only=True):
 WorkerMessage = Ready | Chunks | Pages | Refused | Failed
 JoinedMessage = WorkerMessage | Join | Alive | Leaving
 """Of a worker that joined."""
-FrontMessage = Start | Generate | Abort | Resync | Shutdown | Welcome | TurnedAway
+FrontMessage = Start | Generate | Fetch | Abort | Resync | Shutdown | Welcome | TurnedAway

@@ -19,6 +19,7 @@ from tenfold.limits import RequestError
 from tenfold.protocol import (
     Chunk,
     EngineSettings,
+    Fetch,
     KVEvents,
     KVSnapshot,
     LoadSnapshot,
@@ -215,6 +216,9 @@ class FakeEngine:
                 self._news.stored(self._pages[key], key[1], before)
             before = self._pages[key]
         return found
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Pages of a fake are as quickly computed."""
 
     def kv_events(self) -> KVEvents | None:
         batch = self._news.take()

@@ -92,6 +92,16 @@ GENERATE_MAX_TOKENS = 512
     help="Where they ask for events that they missed; further workers take the next ports.",
 )
 @click.option(
+    "--prefill",
+    type=int,
+    default=0,
+    help="With --decode, instead of --workers: so many processes compute long prompts, and hand their pages "
+    "to the others, whose streams are not held up by them.",
+)
+@click.option(
+    "--decode", type=int, default=0, help="Processes that answer, and compute short prompts themselves."
+)
+@click.option(
     "--routing",
     type=click.Choice(POLICIES),
     default="cache-aware",

@@ -59,7 +59,7 @@ def _fill(sock: socket.socket, view: memoryview) -> None:
     while view:
         count = sock.recv_into(view)
         if not count:
-            raise TransferError("the other side closed the connection")
+            raise TransferError("the other side closed the connection", "gone")
         view = view[count:]
 
 
@@ -173,6 +173,7 @@ class TcpSource:
     def __init__(self, handoff: Handoff, secret: bytes) -> None:
         """Raises TransferError, OSError."""
         self._expires = handoff.expires
+        self.seconds = self.complete_at = 0.0
         self._socket = socket.create_connection((handoff.host, handoff.port), timeout=STALL_S)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -185,13 +186,16 @@ class TcpSource:
         """See `tenfold.kv.transfer.Source`."""
         left = self._expires - time.time()
         if left <= 0:
-            raise TransferError("the exporter is late")
+            raise TransferError("the exporter is late", "late")
         self._socket.settimeout(min(left, STALL_S))
         self._socket.sendall(_LENGTH.pack(_ASK.size) + _ASK.pack(first, len(views)))
         sums = _receive(self._socket)
+        began = time.perf_counter()
         for view in views:
             _fill(self._socket, view)
-        return right(views, sums)
+        good = right(views, sums)
+        self.seconds += time.perf_counter() - began
+        return good
 
     def cancel(self) -> None:
         """See `tenfold.kv.transfer.Source`."""
@@ -212,7 +216,7 @@ class TcpSource:
         if not hmac.compare_digest(answer[:_PROOF], _proof(secret, b"server", nonce, theirs)):
             raise TransferError("the server does not know the secret")
         if len(answer) == _PROOF:
-            raise TransferError("the exporter has given the region up")
+            raise TransferError("the exporter has given the region up", "gone")
         try:
             return msgspec.msgpack.decode(answer[_PROOF:], type=Contents)
         except msgspec.DecodeError as error:

@@ -80,6 +80,9 @@ def parse_load(fields: Fields, config: ServeConfig) -> ServeConfig:
             served_name=name,
             threads=config.threads if threads is None else threads,
             workers=workers or config.workers or 1,
+            # Who says how many workers wants them all alike.
+            prefill=0 if workers else config.prefill,
+            decode=0 if workers else config.decode,
             # Of the model that the server began with alone.
             accept_workers=None,
             secret_file=None,

@@ -11,8 +11,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from tenfold.protocol import LoadSnapshot
 from tenfold.router.base import RouterCounts
 from tenfold.router.router import Router
+from tenfold.router.split import SplitRouter
 from tenfold.router.timing import WorkerTiming
 from tenfold.server.post import STATES, Post
+from tenfold.server.split import Splits, transferred
 
 COUNTS = {
     "routed": "Requests sent to a worker, each time one is sent",
@@ -25,6 +27,20 @@ COUNTS = {
     "overdue": "Requests that showed no progress in time",
     "silent": "Times that a worker said nothing for too long",
     "strays": "Messages about what is not known any more",
+}
+
+TRANSFERS = {
+    "exported_pages": "KV pages that prefill workers made ready for others",
+    "exported_bytes": "Their bytes",
+    "imported_pages": "KV pages that decode workers took over",
+    "imported_bytes": "Their bytes",
+    "declined": "Requests whose pages could not be made ready for want of room",
+    "starts": "Requests that decode workers went on with, all pages there",
+}
+TRANSFER_SECONDS = {
+    "export": "Spent on writing pages for others",
+    "import": "Spent on reading pages that were ready",
+    "start": "From last pages' being ready to the steps that went on with them, together",
 }
 
 
@@ -46,6 +62,7 @@ class FleetView(Protocol):
     moved: int
     decision_s: float
     sent: dict[str, int]
+    splits: Splits | None
 
 
 class GateView(Protocol):
@@ -64,10 +81,14 @@ def gate_families(gate: GateView) -> Iterator[Metric]:
     yield away
 
 
-def fleet_families(fleet: FleetView, loads: Mapping[str, LoadSnapshot]) -> Iterator[Metric]:
-    """The families; a series for each worker."""
+def fleet_families(
+    fleet: FleetView, loads: Mapping[str, LoadSnapshot], earlier: Counter[str]
+) -> Iterator[Metric]:
+    """The families; a series for each worker. ``earlier``: what workers that are gone transferred."""
     if fleet.many:
         yield from _router_families(fleet)
+    if fleet.splits is not None and isinstance(fleet.router, SplitRouter):
+        yield from _split_families(fleet.router, fleet.splits, earlier + transferred(loads.values()))
     state = GaugeMetricFamily("tenfold_worker_state", "1 for the state it is in", labels=["worker", "state"])
     here = GaugeMetricFamily("tenfold_worker_requests", "Requests that are on it", labels=["worker"])
     for post in fleet.posts:
@@ -111,3 +132,36 @@ def _router_families(fleet: FleetView) -> Iterator[Metric]:
     for worker, count in sorted(fleet.sent.items()):
         sent.add_metric([worker], count)
     yield sent
+
+
+def _split_families(router: SplitRouter, splits: Splits, transfers: Counter[str]) -> Iterator[Metric]:
+    """Of a fleet with prefill and decode workers."""
+    yield CounterMetricFamily(
+        "tenfold_router_split", "Requests whose prompt went to a prefill worker", value=router.splits.split
+    )
+    reasons = CounterMetricFamily("tenfold_router_not_split", "Requests that were not", labels=["reason"])
+    for reason, count in sorted(router.splits.not_split.items()):
+        reasons.add_metric([reason], count)
+    yield reasons
+    for name, help in TRANSFERS.items():
+        yield CounterMetricFamily(f"tenfold_transfer_{name}", help, value=transfers[name])
+    for name, help in TRANSFER_SECONDS.items():
+        yield CounterMetricFamily(
+            f"tenfold_transfer_{name}_seconds", help, value=transfers[f"{name}_us"] / 1e6
+        )
+    for name, label, help in (
+        ("imports", "result", "Requests that came with pages, by what became of those"),
+        ("fallbacks", "reason", "Requests some of whose pages did not come, and were computed"),
+    ):
+        family = CounterMetricFamily(f"tenfold_transfer_{name}", help, labels=[label])
+        found = {key.partition(":")[2]: n for key, n in transfers.items() if key.startswith(f"{name}:")}
+        if name == "fallbacks" and splits.not_exported:
+            found["not exported"] = splits.not_exported
+        for reason, count in sorted(found.items()):
+            family.add_metric([reason], count)
+        yield family
+    for name, help, value in (
+        ("page_seconds", "Taken to need for reading a page", router.transfer.page_s),
+        ("handover_seconds", "From a last page's being ready to the next step", router.transfer.start_s),
+    ):
+        yield GaugeMetricFamily(f"tenfold_transfer_{name}", help, value=value)

@@ -23,6 +23,7 @@ from tenfold.server.errors import ApiError, broken, invalid, unavailable
 from tenfold.server.fleet import Fleet
 from tenfold.server.metrics import Metrics
 from tenfold.server.post import Post
+from tenfold.server.split import settings_of
 from tenfold.server.supervisor import Supervisor
 from tenfold.worker.process import ENGINE_BUILDER
 
@@ -154,7 +155,7 @@ class Flights:
             settings,
             self,
             lambda name, events: Supervisor(
-                msgspec.structs.replace(settings, rank=next(ranks)), events, builder, name
+                msgspec.structs.replace(settings_of(settings, name), rank=next(ranks)), events, builder, name
             ),
             policy=routing,
             hang_after_s=stall_after_s,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from tenfold.protocol import Chunks, EnginePlan, Pages, Refused
+from tenfold.protocol import Chunks, EnginePlan, Pages, Refused, WorkerRole
 from tenfold.server.host import WorkerHost
 
-Role = Literal["mixed"]
-"""What a worker does: ``mixed``, prefill and decode."""
 State = Literal["starting", "up", "draining", "stuck", "silent", "down"]
 STATES: tuple[State, ...] = ("starting", "up", "draining", "stuck", "silent", "down")
 """``stuck``: it says that it lives, and gets on with nothing. ``down``: starting it again keeps failing."""
@@ -32,7 +30,7 @@ class Post:
     host: WorkerHost
 
     def __init__(
-        self, name: str, events: PostEvents, role: Role = "mixed", address: str | None = None
+        self, name: str, events: PostEvents, role: WorkerRole = "mixed", address: str | None = None
     ) -> None:
         self.name = name
         self.role = role

@@ -10,6 +10,7 @@ from tenfold.protocol import (
     Abort,
     Chunk,
     Chunks,
+    Fetch,
     FrontMessage,
     Generate,
     KVEvents,
@@ -76,6 +77,10 @@ class ServedEngine(EngineLike, Protocol):
         """Of some of the steps since the last call."""
         ...
 
+    def fetch(self, fetch: Fetch) -> None:
+        """See `tenfold.protocol.Fetch`."""
+        ...
+
 
 class WorkerLoop:
     """Drives one engine from one channel, in one thread.
@@ -130,6 +135,8 @@ class WorkerLoop:
                 self._channel.send(Refused(id=message.request.id, error=str(error), field=error.field))
         elif isinstance(message, Abort):
             self._engine.abort(message.id, message.keep)
+        elif isinstance(message, Fetch):
+            self._engine.fetch(message)
         elif isinstance(message, Resync):
             self._send_all(time.monotonic(), loaded=False)
             self._channel.send(Pages(snapshot=self._engine.kv_snapshot()))
@@ -142,7 +149,10 @@ class WorkerLoop:
         now = time.monotonic()
         self._held += chunks
         self._here.difference_update(chunk.id for chunk in chunks if chunk.finish is not None)
-        urgent = any(chunk.finish is not None or chunk.cached_tokens is not None for chunk in chunks)
+        urgent = any(
+            chunk.finish is not None or chunk.cached_tokens is not None or chunk.handoff is not None
+            for chunk in chunks
+        )
         if not urgent and now < self._sent_at + CHUNK_INTERVAL_S:
             return
         loaded = now >= self._load_due
