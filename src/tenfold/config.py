@@ -187,7 +187,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.learn and self.prefill:
             raise OptionError(
                 f"learn is given and prefill is {self.prefill}, but only a lone worker can learn; leave one "
-                "one of them out",
+                "of them out",
                 *("learn", "prefill"),
             )
         if self.prefill and self.accept_workers is not None:
