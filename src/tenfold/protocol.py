@@ -203,6 +203,10 @@ class PagesStored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
     """As `tenfold.router.names` has them; 64 bits, unsigned."""
     parent: int | None = None
     """Name of the page before the first; None at the beginning of a prompt."""
+    tokens: tuple[int, ...] = ()
+    """Of all these pages, one after another; only with `EngineSettings.page_tokens`."""
+    namespace: str = ""
+    """Whose pages they are; only with `EngineSettings.page_tokens`."""
 
 
 class PagesRemoved(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
@@ -265,6 +269,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     ``kv_memory_bytes``) are divided among them."""
     routed: bool = False
     """A router is to be told of pages (`KVEvents`) and of how long steps take (`StepTime`)."""
+    page_tokens: bool = False
+    """It is told the tokens of pages too, for a router that names pages itself."""
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):

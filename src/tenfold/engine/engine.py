@@ -59,7 +59,7 @@ class Engine:
     What its tokens are depends on the program, the request and its seed alone; the ``speculator`` and the
     ``disk`` only make them come sooner. With a disk the program must be a `tenfold.backends.base.PageViews`,
     and the disk tier has threads that read and write. ``routed``: what a router is to be told is kept, until
-    it is taken.
+    it is taken; ``page_tokens``: also the tokens of pages.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Engine:
         disk: DiskTier | None = None,
         transfer: Transfer | None = None,
         routed: bool = False,
+        page_tokens: bool = False,
     ) -> None:
         config = EngineConfig() if config is None else config
         info = program.info
@@ -79,7 +80,7 @@ class Engine:
         max_logit_rows = min(info.max_logit_rows, max_rows)
         max_running = min(config.max_running, max_logit_rows)
         self._program = program
-        self._news = PageNews() if routed else None
+        self._news = PageNews(page_tokens) if routed else None
         self._times = StepTimes() if routed else None
         self._cache = KVCache(program, news=self._news)
         self._scheduler = Scheduler(self._cache, max_rows, max_logit_rows, max_running)

@@ -143,7 +143,16 @@ def build_target(
             pages = max(info.kv_pages // EXPORT_SHARE, info.max_context // PAGE_ROWS + 2)
             most_bytes = pages * info.page_bytes
             transfer = Transfer.on_this_machine(identity, info.page_bytes, most_bytes)
-    engine = Engine(program, config, made, matchers, disk=disk, transfer=transfer, routed=settings.routed)
+    engine = Engine(
+        program,
+        config,
+        made,
+        matchers,
+        disk=disk,
+        transfer=transfer,
+        routed=settings.routed,
+        page_tokens=settings.page_tokens,
+    )
     return Target(engine, program, graph, tapped, made)
 
 
