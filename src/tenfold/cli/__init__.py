@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from tenfold.cli.clustering import cluster
 from tenfold.cli.measuring import bench, inspect, synth
 from tenfold.cli.options import Commands
 from tenfold.cli.serving import generate, serve
@@ -29,5 +30,16 @@ def main() -> None:
     """
 
 
-for command in (serve, generate, inspect, bench, synth, example_traffic, train_drafter, replay, simulate):
+for command in (
+    serve,
+    generate,
+    inspect,
+    bench,
+    synth,
+    example_traffic,
+    train_drafter,
+    replay,
+    simulate,
+    cluster,
+):
     main.add_command(command)

@@ -26,7 +26,7 @@ _TRACE = b"tenfold: prompt ".hex()
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-_REFUSED = {
+_REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "sampling_options": {
         # The front ends an answer with the first choice that ends, so the others would be cut off.
         "n": (1,),

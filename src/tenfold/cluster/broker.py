@@ -7,13 +7,15 @@ what is lost while it is away, routers fetch from the workers.
 
 from __future__ import annotations
 
+from typing import Any
+
 import zmq
 
 
 def run_broker(events: str) -> None:
     """Serves at ``HOST:PORT:PORT``: publishers connect to the first port, subscribers to the second."""
     host, subscribe, publish = events.rsplit(":", 2)
-    context = zmq.Context.instance()
+    context: Any = zmq.Context.instance()
     with context.socket(zmq.XSUB) as publishers, context.socket(zmq.XPUB) as subscribers:
         for sock, port in ((publishers, subscribe), (subscribers, publish)):
             sock.setsockopt(zmq.IPV6, ":" in host)

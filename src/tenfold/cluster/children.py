@@ -9,6 +9,7 @@ import sys
 
 import msgspec
 
+from tenfold.cluster.options import WorkerOptions
 from tenfold.worker.main import die_with_parent
 from tenfold.worker.process import python_command
 
@@ -20,10 +21,10 @@ def command(entry: str, *arguments: str) -> list[str]:
 
 
 def worker(parent: int | str, options: str) -> None:
-    """A worker, from `tenfold.cluster.dynamo.WorkerOptions` as JSON."""
+    """A worker, from its options as JSON."""
     die_with_parent(int(parent))
     log_to_stderr()
-    from tenfold.cluster.dynamo import WorkerOptions, run_worker
+    from tenfold.cluster.dynamo import run_worker
 
     run_worker(msgspec.json.decode(options, type=WorkerOptions))
 

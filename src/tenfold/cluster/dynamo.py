@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
 from dynamo.common.backend.health_check import build_health_check_payload
 from dynamo.common.backend.publisher import ComponentSnapshot, PushSource
@@ -26,13 +25,13 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 
 from tenfold.cluster.asked import prompt_link, read_request
 from tenfold.cluster.engine_process import EngineProcess
+from tenfold.cluster.options import WorkerOptions
 from tenfold.config import PAGE_ROWS
 from tenfold.limits import RequestError
 from tenfold.protocol import (
     Chunk,
     Chunks,
     EnginePlan,
-    EngineSettings,
     KVEvents,
     LoadSnapshot,
     PagesStored,
@@ -40,7 +39,6 @@ from tenfold.protocol import (
     Request,
 )
 from tenfold.router.names import namespace_parent
-from tenfold.worker.process import ENGINE_BUILDER
 
 log = logging.getLogger(__name__)
 
@@ -58,23 +56,6 @@ ROLES = {
 }
 """What Dynamo calls them."""
 _COMPONENTS = {"mixed": "backend", "prefill": "prefill", "decode": "decode"}
-
-
-class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker of a cluster is told."""
-
-    settings: EngineSettings
-    served_name: str
-    folder: str
-    """The model as Dynamo's front needs it (`tenfold.cluster.model_folder`)."""
-    namespace: str
-    role: str = "mixed"
-    hole: int | None = None
-    """What that is: see there."""
-    discovery: str = "file"
-    registry: str = ""
-    """The folder of ``file`` discovery."""
-    builder: str = ENGINE_BUILDER
 
 
 class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without types

@@ -6,12 +6,13 @@ themselves from nothing; so every end is answered by a start.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -26,9 +27,11 @@ POLL_S = 0.05
 
 
 class Kept:
-    """One process that is to be there. Its output goes to a file."""
+    """One process that is to be there. Its output goes to a file, or where ours goes."""
 
-    def __init__(self, name: str, command: Sequence[str], variables: dict[str, str], output: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], variables: dict[str, str], output: Path | None = None
+    ) -> None:
         self.name = name
         self.output = output
         self.starts = 0
@@ -52,10 +55,9 @@ class Kept:
             self._short_lives = 0 if lived_s >= HEALTHY_AFTER_S else self._short_lives + 1
             delay = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._short_lives - 1)) if self._short_lives else 0.0
             why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-            log.error(
-                "%s ended after %.0f s (%s; %s); starting it again in %.1f s",
-                *(self.name, lived_s, why, self.output, delay),
-            )
+            if self.output is not None:
+                why += f"; {self.output}"
+            log.error("%s ended after %.0f s (%s); again in %.1f s", self.name, lived_s, why, delay)
             self._due = now + delay
         if self._process is None and now >= self._due:
             self._start(now)
@@ -78,7 +80,8 @@ class Kept:
     def _start(self, now: float) -> None:
         self.starts += 1
         self._started_at = now
-        with self.output.open("ab") as output:
+        with contextlib.ExitStack() as stack:
+            output = None if self.output is None else stack.enter_context(self.output.open("ab"))
             # In a session of its own: Ctrl-C in the terminal is for us, and we end it in order.
             self._process = subprocess.Popen(
                 self._command,
@@ -88,6 +91,25 @@ class Kept:
                 env={**os.environ, **self._variables},
                 start_new_session=True,
             )
+
+
+def keep(processes: Sequence[Kept], often: Callable[[], None] = lambda: None) -> None:
+    """Keeps them there until SIGINT or SIGTERM, then ends them; calls ``often`` between."""
+    stop: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: stop.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        while not stop:
+            for process in processes:
+                process.look(time.monotonic())
+            often()
+            time.sleep(POLL_S)
+    finally:
+        end(processes)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def end(processes: Sequence[Kept]) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import random
 import shlex
 import shutil
-import signal
-import socket
 import time
 import urllib.request
 from collections.abc import Callable
@@ -19,7 +15,9 @@ import msgspec
 
 from tenfold.cluster.children import command
 from tenfold.cluster.model_folder import write_model_folder
-from tenfold.cluster.processes import POLL_S, Kept, end
+from tenfold.cluster.options import WorkerOptions
+from tenfold.cluster.ports import bracketed, free_ports
+from tenfold.cluster.processes import Kept, keep
 from tenfold.cluster.runtime import (
     Runtime,
     check_version,
@@ -58,7 +56,7 @@ class Cluster:
         """Raises ValueError for what cannot be: Dynamo is missing, the model cannot be served so."""
         check_version()
         self.config = config
-        self.url = f"http://{_bracketed(config.host)}:{config.port}"
+        self.url = f"http://{bracketed(config.host)}:{config.port}"
         folder = config.folder
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         store = folder / "discovery"
@@ -68,9 +66,9 @@ class Cluster:
             namespace=config.namespace,
             discovery="etcd" if config.etcd else "file",
             folder=str(store),
-            etcd=f"http://{_bracketed(config.address)}:{client}" if config.etcd else "",
+            etcd=f"http://{bracketed(config.address)}:{client}" if config.etcd else "",
             address=config.address,
-            events=f"{_bracketed(config.address)}:{subscribe}:{publish}",
+            events=f"{bracketed(config.address)}:{subscribe}:{publish}",
         )
         self.processes: list[Kept] = []
         if config.etcd:
@@ -78,9 +76,6 @@ class Cluster:
         self._add("events", command("broker", self.runtime.events), {})
         front = command("front", *front_arguments(self.runtime, config.host, config.port))
         self._add("front", front, front_environment(self.runtime))
-        self._workers: list[Kept] = []
-        from tenfold.cluster.dynamo import WorkerOptions
-
         hole = write_model_folder(Path(config.settings.model), folder / "model")
         for number, role in enumerate(config.roles):
             options = WorkerOptions(
@@ -94,38 +89,25 @@ class Cluster:
                 registry="" if config.etcd else str(store),
                 **({} if config.builder is None else {"builder": config.builder}),
             )
-            self.worker(f"worker-{number}", msgspec.json.encode(options).decode())
-
-    def worker(self, name: str, options: str) -> None:
-        """One worker more."""
-        (port,) = free_ports(self.config.address, 1)
-        self._workers.append(
-            self._add(name, command("worker", options), worker_environment(self.runtime, port))
-        )
+            variables = worker_environment(self.runtime, free_ports(config.address, 1)[0])
+            encoded = msgspec.json.encode(options).decode()
+            self._add(f"worker-{number}", command("worker", encoded), variables)
 
     def run(self, ready: Callable[[float], None]) -> None:
         """Starts all and watches until SIGINT or SIGTERM; ``ready`` is called when the first requests are
         welcome, with the seconds that took. Then ends all."""
-        stop: list[int] = []
-        before = {
-            number: signal.signal(number, lambda number, frame: stop.append(number))
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        began, told, asked_at = time.monotonic(), False, 0.0
-        try:
-            while not stop:
-                now = time.monotonic()
-                for process in self.processes:
-                    process.look(now)
-                if not told and now > asked_at + 0.25:
-                    asked_at = now
-                    if told := self.workers_up() >= len(self._workers):
-                        ready(now - began)
-                time.sleep(POLL_S)
-        finally:
-            end(self.processes)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        began = asked_at = time.monotonic()
+        told = False
+
+        def look() -> None:
+            nonlocal asked_at, told
+            now = time.monotonic()
+            if not told and now > asked_at + 0.25:
+                asked_at = now
+                if told := self.workers_up() >= len(self.config.roles):
+                    ready(now - began)
+
+        keep(self.processes, look)
 
     def workers_up(self) -> int:
         """Workers that the front sends requests to."""
@@ -162,7 +144,7 @@ def etcd_command(folder: Path, address: str, client: int, peer: int) -> list[str
     program = shutil.which("etcd")
     if program is None:
         raise ValueError("etcd is not installed: apt-get install etcd-server, or leave out --etcd")
-    host = _bracketed(address)
+    host = bracketed(address)
     return [
         *(program, "--name", "tenfold", "--data-dir", str(folder)),
         *("--listen-client-urls", f"http://{host}:{client}"),
@@ -171,27 +153,3 @@ def etcd_command(folder: Path, address: str, client: int, peer: int) -> list[str
         *("--initial-advertise-peer-urls", f"http://{host}:{peer}"),
         *("--initial-cluster", f"tenfold=http://{host}:{peer}"),
     ]
-
-
-def free_ports(address: str, count: int) -> list[int]:
-    """So many ports that are free now, none of those that the system hands out by itself (and none above
-    32,767: Dynamo keeps one of them in 16 bits with a sign). Raises OSError for an address that is not this
-    machine's."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    free: list[int] = []
-    for port in random.sample(range(20_000, 32_768), 200):
-        with socket.socket(family, socket.SOCK_STREAM) as sock:
-            try:
-                sock.bind((address, port))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                continue
-        free.append(port)
-        if len(free) == count:
-            return free
-    raise OSError(errno.EADDRINUSE, f"no free ports at {address}")
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
