@@ -10,7 +10,7 @@ import msgspec
 from tenfold.cluster.children import command
 from tenfold.cluster.model_folder import write_model_folder
 from tenfold.cluster.options import WorkerOptions
-from tenfold.cluster.ports import free_ports
+from tenfold.cluster.ports import bracketed, free_ports
 from tenfold.cluster.processes import Kept, keep
 from tenfold.cluster.runtime import Runtime, check_version, worker_environment
 from tenfold.protocol import EngineSettings
@@ -31,5 +31,7 @@ def keep_worker(settings: EngineSettings, served_name: str, role: str, runtime: 
             discovery=runtime.discovery,
             registry=runtime.folder,
         )
-        variables = worker_environment(runtime, free_ports(runtime.address, 1)[0])
-        keep([Kept("the worker", command("worker", msgspec.json.encode(options).decode()), variables)])
+        (port,) = free_ports(runtime.address, 1)
+        run = command("worker", msgspec.json.encode(options).decode())
+        probe = f"http://{bracketed(runtime.address)}:{port}/live"
+        keep([Kept("the worker", run, worker_environment(runtime, port), probe=probe)])

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tenfold.cluster.probe import Probe
+
 log = logging.getLogger(__name__)
 
 BACKOFF_S = 0.5
@@ -24,19 +26,29 @@ HEALTHY_AFTER_S = 10.0
 STOP_S = 15.0
 """A process that was told to end is killed after that."""
 POLL_S = 0.05
+MOST_FAILURES = 3
+"""So many questions without an answer, and a process is killed."""
 
 
 class Kept:
     """One process that is to be there. Its output goes to a file, or where ours goes."""
 
     def __init__(
-        self, name: str, command: Sequence[str], variables: dict[str, str], output: Path | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        variables: dict[str, str],
+        output: Path | None = None,
+        probe: str | None = None,
     ) -> None:
+        """``probe``: a URL; a process that has answered there and does so no more is killed."""
         self.name = name
         self.output = output
         self.starts = 0
         self._command = command
         self._variables = variables
+        self._url = probe
+        self._probe: Probe | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._short_lives = 0
@@ -52,6 +64,7 @@ class Kept:
         if self._process is not None and (code := self._process.poll()) is not None:
             lived_s = now - self._started_at
             self._process = None
+            self._close_probe()
             self._short_lives = 0 if lived_s >= HEALTHY_AFTER_S else self._short_lives + 1
             delay = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._short_lives - 1)) if self._short_lives else 0.0
             why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
@@ -59,6 +72,10 @@ class Kept:
                 why += f"; {self.output}"
             log.error("%s ended after %.0f s (%s); again in %.1f s", self.name, lived_s, why, delay)
             self._due = now + delay
+        if self._probe is not None and self._probe.failures >= MOST_FAILURES:
+            log.error("%s does not answer: killing it", self.name)
+            self._close_probe()
+            self.signal(signal.SIGKILL)
         if self._process is None and now >= self._due:
             self._start(now)
 
@@ -69,6 +86,7 @@ class Kept:
 
     def wait(self, deadline: float) -> None:
         """Until it has ended; kills it at the deadline (monotonic)."""
+        self._close_probe()
         if self._process is None:
             return
         try:
@@ -77,8 +95,14 @@ class Kept:
             self._process.kill()
             self._process.wait()
 
+    def _close_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
+
     def _start(self, now: float) -> None:
         self.starts += 1
+        self._probe = None if self._url is None else Probe(self._url)
         self._started_at = now
         with contextlib.ExitStack() as stack:
             output = None if self.output is None else stack.enter_context(self.output.open("ab"))

@@ -56,7 +56,8 @@ class Cluster:
         """Raises ValueError for what cannot be: Dynamo is missing, the model cannot be served so."""
         check_version()
         self.config = config
-        self.url = f"http://{bracketed(config.host)}:{config.port}"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
+        self.url = f"http://{bracketed(host)}:{config.port}"
         folder = config.folder
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         store = folder / "discovery"
@@ -75,7 +76,7 @@ class Cluster:
             self._add("etcd", etcd_command(folder / "etcd", config.address, client, peer), {})
         self._add("events", command("broker", self.runtime.events), {})
         front = command("front", *front_arguments(self.runtime, config.host, config.port))
-        self._add("front", front, front_environment(self.runtime))
+        self._add("front", front, front_environment(self.runtime), f"{self.url}/live")
         hole = write_model_folder(Path(config.settings.model), folder / "model")
         for number, role in enumerate(config.roles):
             options = WorkerOptions(
@@ -89,9 +90,11 @@ class Cluster:
                 registry="" if config.etcd else str(store),
                 **({} if config.builder is None else {"builder": config.builder}),
             )
-            variables = worker_environment(self.runtime, free_ports(config.address, 1)[0])
+            (port,) = free_ports(config.address, 1)
             encoded = msgspec.json.encode(options).decode()
-            self._add(f"worker-{number}", command("worker", encoded), variables)
+            variables = worker_environment(self.runtime, port)
+            probe = f"http://{bracketed(config.address)}:{port}/live"
+            self._add(f"worker-{number}", command("worker", encoded), variables, probe)
 
     def run(self, ready: Callable[[float], None]) -> None:
         """Starts all and watches until SIGINT or SIGTERM; ``ready`` is called when the first requests are
@@ -133,10 +136,11 @@ class Cluster:
             ]
         )
 
-    def _add(self, name: str, command: list[str], variables: dict[str, str]) -> Kept:
-        kept = Kept(name, command, variables, self.config.folder / "logs" / f"{name}.log")
-        self.processes.append(kept)
-        return kept
+    def _add(
+        self, name: str, command: list[str], variables: dict[str, str], probe: str | None = None
+    ) -> None:
+        output = self.config.folder / "logs" / f"{name}.log"
+        self.processes.append(Kept(name, command, variables, output, probe))
 
 
 def etcd_command(folder: Path, address: str, client: int, peer: int) -> list[str]:
