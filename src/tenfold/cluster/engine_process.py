@@ -97,7 +97,7 @@ class EngineProcess(asyncio.Protocol):
     @property
     def getting_on(self) -> bool:
         """Whether it was seen to work, or to be idle, lately."""
-        return self.up and self._quiet_ticks <= 2
+        return self.up and self._quiet_ticks <= HUNG_TICKS // 2
 
     @property
     def pid(self) -> int | None:
