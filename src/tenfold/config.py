@@ -89,6 +89,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """URL of an OpenTelemetry collector that is sent a span for each request; None: nobody is."""
     drain_s: float = 5.0
     """How long a stopping server lets running requests go on."""
+    accept_workers: str | None = None
+    """HOST:PORT at which workers of other machines may join; None: nowhere."""
+    secret_file: str | None = None
+    """What they share with this server."""
+    kv_events: str | None = None
+    """ZeroMQ address at which the workers tell other routers of their pages: tcp://HOST:PORT, the port of the
+    first; each further one has the next. None: nowhere."""
+    kv_events_replay: str | None = None
+    """The same, where events that were missed may be asked for."""
 
     def __post_init__(self) -> None:
         for field, lowest, highest in (
@@ -96,7 +105,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("threads", 0, 1024),
             ("max_batch_tokens", 1, 1 << 16),
             ("max_running", 1, 4096),
-            ("workers", 1, 256),
+            ("workers", 1 if self.accept_workers is None else 0, 256),
             ("max_queue", 0, 1 << 20),
             ("max_body_bytes", 1024, 1 << 30),
             ("stall_after_s", 0.1, 86400),
@@ -141,10 +150,27 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "--drafter"
             )
 
-        if self.learn and self.workers > 1:
+        if self.learn and self.workers != 1:
             raise ValueError(
                 f"learn is given with {self.workers} workers, and only one can learn; leave one of them out"
             )
+        if self.learn and self.accept_workers is not None:
+            raise ValueError(
+                "learn is given with accept_workers, and only one worker can learn; leave one out"
+            )
+        if self.accept_workers is not None and self.secret_file is None:
+            raise ValueError(
+                "accept_workers is given without secret_file; say with --secret-file FILE what workers must know"
+            )
+        if self.secret_file is not None and self.accept_workers is None:
+            raise ValueError("secret_file is given without accept_workers; say where with --accept-workers")
+        if self.kv_events_replay is not None and self.kv_events is None:
+            raise ValueError("kv_events_replay is given without kv_events; say where with --kv-events")
+        for option, value in (
+            ("--kv-events", self.kv_events),
+            ("--kv-events-replay", self.kv_events_replay),
+        ):
+            check_events_address(value, option, self.workers)
 
     @property
     def model_name(self) -> str:
@@ -168,7 +194,22 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             kv_disk=self.kv_disk,
             kv_disk_bytes=self.kv_disk_bytes,
             workers=self.workers,
-            routed=self.workers > 1,
+            routed=self.workers != 1 or self.accept_workers is not None,
+            kv_events=self.kv_events,
+            kv_events_replay=self.kv_events_replay,
+        )
+
+
+def check_events_address(address: str | None, option: str, workers: int) -> None:
+    """Raises ValueError for an address at which ``workers`` workers cannot tell of their pages."""
+    if address is None:
+        return
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not (address.startswith("tcp://") and host and port.isascii() and port.isdigit()):
+        raise ValueError(f"{option} is {address!r}; write it like tcp://127.0.0.1:5557")
+    if not 1 <= int(port) <= 65536 - max(workers, 1):
+        raise ValueError(
+            f"{option} has port {port}; {max(workers, 1)} workers need ports from 1 to 65535 there"
         )
 
 
@@ -308,7 +349,25 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                 str(config.workers),
                 f"{config.routing} routing; threads, kv cache and running are of each"
                 if config.workers > 1
-                else "one process with an engine",
+                else "one process with an engine"
+                if config.workers
+                else "none of this server's own",
+            ),
+            *(
+                ()
+                if config.accept_workers is None
+                else (
+                    PlanLine(
+                        "join",
+                        config.accept_workers,
+                        "workers of other machines, with the secret; authenticated, not encrypted",
+                    ),
+                )
+            ),
+            *(
+                ()
+                if config.kv_events is None
+                else (PlanLine("kv events", config.kv_events, "of the first worker; not authenticated"),)
             ),
             PlanLine("threads", str(engine.threads), engine.threads_why),
             PlanLine("context", f"{engine.max_context} tokens", "what the model was made for"),
@@ -320,7 +379,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                     config.kv_memory_bytes,
                     engine.max_context,
                     engine.max_running,
-                    config.workers,
+                    config.workers or 1,
                 ),
             ),
             PlanLine(

@@ -271,6 +271,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A router is to be told of pages (`KVEvents`) and of how long steps take (`StepTime`)."""
     page_tokens: bool = False
     """It is told the tokens of pages too, for a router that names pages itself."""
+    kv_events: str | None = None
+    """ZeroMQ address, tcp://HOST:PORT, at which other routers are told of pages; the port is that of rank 0, and
+    each further rank has the next. None: they are not."""
+    kv_events_replay: str | None = None
+    """The same, where they may ask for what they missed."""
+    rank: int = 0
+    """Of this worker among those of its front."""
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -336,6 +343,19 @@ class Shutdown(ToWorker, frozen=True, kw_only=True):
     """End the process now."""
 
 
+class Welcome(ToWorker, frozen=True, kw_only=True):
+    """To a worker that asked to `Join`: it may, and is to say `Ready` when its engine is built."""
+
+    name: str
+    """What it is called here."""
+
+
+class TurnedAway(ToWorker, frozen=True, kw_only=True):
+    """To a worker that asked to join: it may not, and need not try again."""
+
+    reason: str
+
+
 class FromWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of what a worker says to its front."""
 
@@ -344,6 +364,37 @@ class Ready(FromWorker, frozen=True, kw_only=True):
     """The engine is built: requests are welcome."""
 
     plan: EnginePlan
+    warm: bool = False
+    """The engine has been here before: it may hold pages, and its counts go on."""
+
+
+class Join(FromWorker, frozen=True, kw_only=True):
+    """The first words of a worker that was started elsewhere: who it is. All but ``name`` and ``instance`` must
+    be as the front has it, or answers would depend on where they are computed."""
+
+    name: str
+    instance: str
+    """Of the process: tells one that comes back from another of the same name."""
+    version: str
+    code: str
+    """See `tenfold.worker.version`."""
+    model: str
+    """The files' `tenfold.checkpoint.fingerprint`."""
+    format: str
+    kv_format: str
+    """Both as asked for on the command line."""
+
+
+class Alive(FromWorker, frozen=True, kw_only=True):
+    """A sign of life of a worker that joined, once a second whatever its engine does: the front cannot look
+    at its process."""
+
+    cpu_seconds: float
+    """That the process has used."""
+
+
+class Leaving(FromWorker, frozen=True, kw_only=True):
+    """A worker that joined was asked to end: it wants no new requests, and `Shutdown` when it has none."""
 
 
 class StepTime(msgspec.Struct, frozen=True, array_like=True):
@@ -394,4 +445,6 @@ class Failed(FromWorker, frozen=True, kw_only=True):
 
 
 WorkerMessage = Ready | Chunks | Pages | Refused | Failed
-FrontMessage = Start | Generate | Abort | Resync | Shutdown
+JoinedMessage = WorkerMessage | Join | Alive | Leaving
+"""Of a worker that joined."""
+FrontMessage = Start | Generate | Abort | Resync | Shutdown | Welcome | TurnedAway

@@ -20,6 +20,8 @@ from tenfold.config import ResolvedPlan, ServeConfig
 from tests.helpers.fake_engine import FakeConfig
 
 BUILDER = "tests.helpers.fake_engine:build_fake_engine"
+MODEL_ID = "the fake model"
+"""What identifies it to workers that join."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -40,7 +42,7 @@ def main() -> None:
     def ready(plan: ResolvedPlan, url: str) -> None:
         print(json.dumps({"url": url, "plan": plan.to_json()}), flush=True)
 
-    serve(config, config.model, load_fake_text, ready, sys.argv[2])
+    serve(config, config.model, load_fake_text, ready, sys.argv[2], lambda path: MODEL_ID)
 
 
 class ServerProcess:

@@ -10,6 +10,7 @@ from tenfold.cli.options import Commands
 from tenfold.cli.serving import generate, serve
 from tenfold.cli.simulating import simulate
 from tenfold.cli.speculating import example_traffic, replay, train_drafter
+from tenfold.cli.working import worker
 
 
 @click.group(
@@ -32,6 +33,7 @@ def main() -> None:
 
 for command in (
     serve,
+    worker,
     generate,
     inspect,
     bench,

@@ -59,7 +59,7 @@ class Engine:
     What its tokens are depends on the program, the request and its seed alone; the ``speculator`` and the
     ``disk`` only make them come sooner. With a disk the program must be a `tenfold.backends.base.PageViews`,
     and the disk tier has threads that read and write. ``routed``: what a router is to be told is kept, until
-    it is taken; ``page_tokens``: also the tokens of pages.
+    it is taken; by ``news``, if they are given, whose they are from then on.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Engine:
         disk: DiskTier | None = None,
         transfer: Transfer | None = None,
         routed: bool = False,
-        page_tokens: bool = False,
+        news: PageNews | None = None,
     ) -> None:
         config = EngineConfig() if config is None else config
         info = program.info
@@ -80,7 +80,7 @@ class Engine:
         max_logit_rows = min(info.max_logit_rows, max_rows)
         max_running = min(config.max_running, max_logit_rows)
         self._program = program
-        self._news = PageNews(page_tokens) if routed else None
+        self._news = PageNews() if routed and news is None else news
         self._times = StepTimes() if routed else None
         self._cache = KVCache(program, news=self._news)
         self._scheduler = Scheduler(self._cache, max_rows, max_logit_rows, max_running)
@@ -249,6 +249,8 @@ class Engine:
             self._tier.close(FLUSH_S)
         if self._speculation is not None:
             self._speculation.close()
+        if self._news is not None:
+            self._news.close()
         self._program.close()
 
     def check_integrity(self) -> None:

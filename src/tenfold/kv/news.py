@@ -84,6 +84,9 @@ class PageNews:
         of some of them again; so `take` first."""
         return KVSnapshot(sequence=self.sequence, names=tuple(self._names.values()))
 
+    def close(self) -> None:
+        """Nothing more will be told."""
+
     def pages(self) -> frozenset[int]:
         """The pages that have a name; for checks."""
         return frozenset(self._names)

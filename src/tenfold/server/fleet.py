@@ -8,6 +8,8 @@ earlier time are told from those of a later one.
 
 With one worker there is nothing to choose, so the router is not asked, and nobody to move to: nothing is
 taken from it and it is never killed for being slow.
+
+Workers of other machines may join (`Fleet.join`): each has a post from its first word to its last.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Container, Sequence
+from itertools import chain, count
 from typing import Protocol
 
 from tenfold.config import PAGE_ROWS
@@ -110,13 +113,17 @@ class Fleet:
         policy: Policy = "cache-aware",
         hang_after_s: float = 30.0,
         clock: Callable[[], float] | None = None,
+        accepts: bool = False,
     ) -> None:
+        """``accepts``: workers of other machines may join, so there need be none at first."""
         self._events = events
         self._hang_after_s = hang_after_s
         self.posts = tuple(Post(f"w{number}", self) for number in range(settings.workers))
         for post in self.posts:
             post.host = hosts(post.name, post)
-        self._many = settings.workers > 1
+        self._many = settings.workers > 1 or accepts
+        self._first: asyncio.Future[EnginePlan] | None = None
+        """Waited for where no worker is this front's own."""
         self.router = Router(RouterConfig(timing=_NO_TIMING, page_tokens=PAGE_ROWS, policy=policy))
         self.moved = 0
         """Requests taken from a worker that did not get on, or was to be restarted."""
@@ -133,9 +140,14 @@ class Fleet:
     # Life
 
     async def start(self) -> EnginePlan:
-        """Starts all workers and waits until they are ready. The plan is that of the one with the least KV
-        memory. Raises StartError when one cannot be started."""
-        starting = [asyncio.ensure_future(post.host.start()) for post in self.posts]
+        """Starts all workers and waits until they are ready; where there are none, until one has joined. The
+        plan is that of the one with the least KV memory. Raises StartError when one cannot be started."""
+        starting: list[asyncio.Future[EnginePlan]] = [
+            asyncio.ensure_future(post.host.start()) for post in self._own
+        ]
+        if not starting:
+            self._first = asyncio.get_running_loop().create_future()
+            starting.append(self._first)
         try:
             plans = await asyncio.gather(*starting)
         finally:
@@ -146,8 +158,10 @@ class Fleet:
         return min(plans, key=lambda plan: plan.kv_pages)
 
     async def ended(self) -> None:
-        """Waits until the first host has ended; see `WorkerHost.ended`."""
-        tasks = [asyncio.create_task(post.host.ended()) for post in self.posts]
+        """Waits until the first host of its own has ended; see `WorkerHost.ended`. Without any, for ever."""
+        if not self._own:
+            await asyncio.get_running_loop().create_future()
+        tasks = [asyncio.create_task(post.host.ended()) for post in self._own]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -167,14 +181,19 @@ class Fleet:
         """Replaces the workers one after another. Each gets nothing new, its requests may take ``drain_s``
         to end, and what is left then goes on elsewhere. Where there is no other worker, requests wait for the
         new one. A worker that is just being started is not replaced, but waited for. Ends early, with the
-        others untouched, when a worker cannot be started again."""
+        others untouched, when a worker cannot be started again. Workers that joined are left alone: who
+        started them can replace them."""
         try:
-            for post in self.posts:
+            for post in self._own:
                 await self._replace(post, drain_s)
         except StartError as error:
             log.error("replacing workers ended early: %s", error)
         else:
-            log.info("all workers have been replaced")
+            joined = len(self.posts) - len(self._own)
+            log.info(
+                "all workers have been replaced%s",
+                f", but for {joined} that joined from elsewhere" if joined else "",
+            )
 
     async def _replace(self, post: Post, drain_s: float) -> None:
         if post.plan is not None:
@@ -187,6 +206,39 @@ class Fleet:
             if post.plan is not None:
                 self._move_all(post, died=False)
         await post.host.restart()
+
+    # Workers of other machines
+
+    def join(self, name: str, address: str) -> Post:
+        """A post for a worker at ``address``, by this name or, if that is taken, one like it. Its host is to be
+        set before anything else happens; the post goes when its worker is lost."""
+        taken = {post.name for post in self.posts}
+        free = next(one for one in chain([name], (f"{name}-{n}" for n in count(2))) if one not in taken)
+        post = Post(free, self, address=address)
+        self.posts = (*self.posts, post)
+        return post
+
+    async def retire(self, post: Post, drain_s: float) -> None:
+        """A worker that joined wants to go: it gets nothing new, its requests may take ``drain_s`` to end, and
+        what is left then goes on elsewhere, or waits for somebody."""
+        if post.plan is None:
+            return
+        post.draining = True
+        self.router.drain(post.name)
+        deadline = time.monotonic() + drain_s
+        while post.requests and post.plan is not None and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if post.plan is not None:
+            self._move_all(post, died=False)
+
+    @property
+    def _own(self) -> list[Post]:
+        return [post for post in self.posts if post.address is None]
+
+    @property
+    def many(self) -> bool:
+        """Whether requests are routed."""
+        return self._many
 
     # Requests
 
@@ -266,14 +318,16 @@ class Fleet:
 
     # What posts say
 
-    def post_ready(self, post: Post, plan: EnginePlan) -> None:
-        """It holds no pages, and knows no requests."""
+    def post_ready(self, post: Post, plan: EnginePlan, warm: bool) -> None:
+        """It holds no pages unless it is ``warm``, and knows no requests."""
         now = self._now()
         post.heard, post.cpu = now, None
         if self._measured is None:
             self._measured = MeasuredTiming(guess_timing(plan))
             self.router.set_timing(self._measured.timing)
-        self.router.add_worker(post.name, plan.kv_pages, now)
+        self.router.add_worker(post.name, plan.kv_pages, now, empty=not warm)
+        if self._first is not None and not self._first.done():
+            self._first.set_result(plan)
         self._rescue()
         self._events.ready()
 
@@ -342,15 +396,19 @@ class Fleet:
     def post_lost(self, post: Post, planned: bool) -> None:
         """What was there goes elsewhere at once."""
         self.router.remove_worker(post.name)
+        if post.address is not None:
+            self.posts = tuple(other for other in self.posts if other is not post)
         lost, suspects = list(post.requests), list(post.taken_away)
         for id in lost:
             del self._at[id]
         # A queue is served in order: those sent last were waiting in it, and have done nothing yet.
         computed = lost[: max(len(lost) - post.waiting, 0)]
         hung = post.silent_since is None
+        took_requests = post.plan is not None
         post.plan = None
         post.requests.clear()
-        self._events.lost(post.name, planned)
+        if took_requests:
+            self._events.lost(post.name, planned)
         if suspects and hung and not planned:
             self._events.suspected(suspects)
         self._events.returned(computed, died=not planned)

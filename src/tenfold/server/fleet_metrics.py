@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -37,6 +38,9 @@ class FleetView(Protocol):
     def router(self) -> Router: ...
 
     @property
+    def many(self) -> bool: ...
+
+    @property
     def timing(self) -> WorkerTiming: ...
 
     moved: int
@@ -44,9 +48,25 @@ class FleetView(Protocol):
     sent: dict[str, int]
 
 
+class GateView(Protocol):
+    """What is shown of a `tenfold.server.gate.Gate`."""
+
+    joined: int
+    turned_away: Counter[str]
+
+
+def gate_families(gate: GateView) -> Iterator[Metric]:
+    """What became of workers of other machines that came."""
+    yield CounterMetricFamily("tenfold_worker_joins", "Workers let in, each time one is", value=gate.joined)
+    away = CounterMetricFamily("tenfold_workers_turned_away", "Workers not let in", labels=["reason"])
+    for reason, count in sorted(gate.turned_away.items()):
+        away.add_metric([reason], count)
+    yield away
+
+
 def fleet_families(fleet: FleetView, loads: Mapping[str, LoadSnapshot]) -> Iterator[Metric]:
     """The families; a series for each worker."""
-    if len(fleet.posts) > 1:
+    if fleet.many:
         yield from _router_families(fleet)
     state = GaugeMetricFamily("tenfold_worker_state", "1 for the state it is in", labels=["worker", "state"])
     here = GaugeMetricFamily("tenfold_worker_requests", "Requests that are on it", labels=["worker"])
@@ -56,6 +76,8 @@ def fleet_families(fleet: FleetView, loads: Mapping[str, LoadSnapshot]) -> Itera
         here.add_metric([post.name], len(post.requests))
     yield state
     yield here
+    joined = sum(post.address is not None for post in fleet.posts)
+    yield GaugeMetricFamily("tenfold_workers_joined", "Workers of other machines that are here", value=joined)
     for name, help, field in (
         ("running", "Requests that its engine computes", "running"),
         ("waiting", "Requests that wait in its engine", "waiting"),

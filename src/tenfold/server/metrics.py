@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from tenfold.protocol import LoadSnapshot
-from tenfold.server.fleet_metrics import FleetView, fleet_families
+from tenfold.server.fleet_metrics import FleetView, GateView, fleet_families, gate_families
 
 TTFT_BOUNDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96)
 ITL_BOUNDS = (
@@ -103,6 +103,8 @@ class Metrics(Collector):
         self.loads: dict[str, LoadSnapshot] = {}
         """The latest of each worker, by its name."""
         self.fleet: FleetView | None = None
+        self.gate: GateView | None = None
+        """Where workers of other machines may join."""
         self._earlier_preemptions = 0
         self._earlier_speculation: Counter[str] = Counter()
         self._earlier_idle: Counter[str] = Counter()
@@ -212,6 +214,8 @@ class Metrics(Collector):
             yield GaugeMetricFamily(f"tenfold_{name}", help, value=value)
         if self.fleet is not None:
             yield from fleet_families(self.fleet, self.loads)
+        if self.gate is not None:
+            yield from gate_families(self.gate)
         yield self.ttft.family("tenfold_time_to_first_token_seconds", "From the request to its first token")
         yield self.itl.family(
             "tenfold_inter_token_latency_seconds", "From one token to the next of a request"

@@ -10,22 +10,25 @@ import ipaddress
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import uvicorn
 import uvloop
 
+from tenfold.checkpoint.fingerprint import fingerprint
 from tenfold.config import ResolvedPlan, ServeConfig, check_kv_disk
-from tenfold.protocol import EnginePlan
+from tenfold.protocol import EnginePlan, Join
 from tenfold.server.app import App
 from tenfold.server.asgi import Layer
 from tenfold.server.chat_setup import choose_chat
 from tenfold.server.connection import Connection, Patience
 from tenfold.server.cors import Cors, check_origin
 from tenfold.server.flights import Flights
+from tenfold.server.gate import Gate
 from tenfold.server.keys import Keys, RequireKey, load_keys
 from tenfold.server.metrics import Metrics
 from tenfold.server.openapi import document
@@ -33,7 +36,10 @@ from tenfold.server.page import FILES, Page
 from tenfold.server.stats import StatsSource
 from tenfold.server.text import Text
 from tenfold.server.tracing import TraceHandler
+from tenfold.server.until_ready import UntilReady
 from tenfold.worker.process import ENGINE_BUILDER
+from tenfold.worker.secret import load_secret, parse_address
+from tenfold.worker.version import code_digest, version
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +61,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket; the port is taken before anything is loaded. Raises OSError that says what to do."""
+def bind(host: str, port: int, option: str = "--host or --port") -> socket.socket:
+    """A bound socket; the port is taken before anything is loaded. Raises OSError that says what to do; the
+    ``option`` says where it was asked for."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -67,10 +74,10 @@ def bind(host: str, port: int) -> socket.socket:
         # With one argument OSError is its message: no [Errno ...] in front of it.
         if error.errno == errno.EADDRINUSE:
             raise OSError(
-                f"port {port} of {host} is in use; choose another with --port (0: any free one)"
+                f"port {port} of {host} is in use; choose another with {option.rpartition(' ')[2]} (0: any free one)"
             ) from None
         reason = error.strerror or str(error)
-        raise OSError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from None
+        raise OSError(f"cannot listen on {host}:{port}: {reason}; choose another {option}") from None
     return sock
 
 
@@ -80,18 +87,25 @@ def serve(
     load_text: Callable[[str], Text],
     on_ready: ReadyCallback,
     builder: str = ENGINE_BUILDER,
+    identify: Callable[[Path], str] = fingerprint,
 ) -> None:
     """Serves the model at ``path`` until SIGINT or SIGTERM. SIGHUP replaces the workers one after another.
 
     Then it accepts nothing more, lets running requests go on for ``config.drain_s`` (a second signal cuts
     that short), and returns. Raises StartError (also later, when the supervision of the worker fails),
-    OSError, ValueError for keys, origins or a disk folder that cannot be, or what ``load_text`` raises.
+    OSError, ValueError for keys, origins, a disk folder or a secret that cannot be, or what ``load_text`` raises.
+    ``identify`` tells a model's files from others', for workers that join.
     """
     traces = None if config.otlp_endpoint is None else TraceHandler(config.otlp_endpoint)
     keys = None if config.api_key_file is None else load_keys(config.api_key_file)
     for origin in config.cors_origins:
         check_origin(origin)
     check_kv_disk(config.kv_disk)
+    door: tuple[socket.socket, bytes] | None = None
+    if config.accept_workers is not None and config.secret_file is not None:
+        secret = load_secret(config.secret_file)
+        where = parse_address(config.accept_workers, "--accept-workers")
+        door = bind(*where, option="--accept-workers"), secret
     sock = bind(config.host, config.port)
     with sock:
         if keys is None and not _is_loopback(sock):
@@ -100,7 +114,7 @@ def serve(
                 config.host,
             )
         with _told(traces):
-            uvloop.run(_serve(config, path, load_text, on_ready, builder, sock, keys))
+            uvloop.run(_serve(config, path, load_text, on_ready, builder, sock, keys, door, identify))
 
 
 @contextlib.contextmanager
@@ -122,7 +136,7 @@ def _is_loopback(sock: socket.socket) -> bool:
     return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
 
 
-def _layers(config: ServeConfig, app: App, keys: Keys | None, metrics: Metrics) -> Layer:
+def _layers(config: ServeConfig, app: Layer, keys: Keys | None, metrics: Metrics) -> Layer:
     """The application with what stands around it, outermost last."""
     layer: Layer = Page(app)
     if keys is not None:
@@ -138,6 +152,8 @@ async def _serve(
     builder: str,
     sock: socket.socket,
     keys: Keys | None,
+    door: tuple[socket.socket, bytes] | None,
+    identify: Callable[[Path], str],
 ) -> None:
     loop = asyncio.get_running_loop()
     metrics = Metrics()
@@ -149,19 +165,43 @@ async def _serve(
         builder=builder,
         routing=config.routing,
         drain_s=config.drain_s,
+        accepts=door is not None,
     )
+    gate = None if door is None else Gate(*door, flights)
+    metrics.gate = gate
+    until_ready = UntilReady(flights)
+    server = _Server(
+        uvicorn.Config(
+            cast(Any, _layers(config, until_ready, keys, metrics)),
+            loop="none",
+            http=cast(Any, partial(Connection, patience=Patience(config.arrive_s, config.unread_s))),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(config.drain_s) + 2,
+        )
+    )
+    serving: asyncio.Task[None] | None = None
     stop_asked = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop_asked.set)
     loop.add_signal_handler(signal.SIGHUP, flights.roll)
     try:
-        started = await _start(flights, path, load_text, stop_asked)
+        if not config.workers:
+            # Nobody knows when the first will join: until then, requests are told so.
+            serving = await _listen(server, sock)
+            log.info("listening on %s; waiting for a worker to join at %s", _url(sock), config.accept_workers)
+        opening = None if gate is None else partial(_open, gate, config, path, identify)
+        started = await _start(flights, path, load_text, stop_asked, opening)
         if started is None:
             return
         plan, text = started
         chat = choose_chat(text, config.tool_format, config.reasoning_format)
         stats = StatsSource(config.model_name, plan, metrics, flights.not_ready)
-        app = App(
+        until_ready.app = App(
             model=config.model_name,
             plan=plan,
             max_body_bytes=config.max_body_bytes,
@@ -174,49 +214,70 @@ async def _serve(
                 "/openapi.json": partial(document, plan.vocab_size, keys is not None),
             },
         )
-        server = _Server(
-            uvicorn.Config(
-                cast(Any, _layers(config, app, keys, metrics)),
-                loop="none",
-                http=cast(Any, partial(Connection, patience=Patience(config.arrive_s, config.unread_s))),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=int(config.drain_s) + 2,
-            )
-        )
-        serving = asyncio.create_task(server.serve(sockets=[sock]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.001)
+        if serving is None:
+            serving = await _listen(server, sock)
         gc.collect()
         gc.freeze()
         if server.started:
-            host, port = sock.getsockname()[:2]
-            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            on_ready(ResolvedPlan(config=config, path=path, engine=plan, chat=chat.lines()), url)
+            on_ready(ResolvedPlan(config=config, path=path, engine=plan, chat=chat.lines()), _url(sock))
         ends = [asyncio.create_task(stop_asked.wait()), asyncio.create_task(flights.ended()), serving]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends[:2]:
             task.cancel()
         await _drain(flights, server, serving, stop_asked, config.drain_s)
     finally:
+        if gate is not None:
+            gate.close()
         await flights.stop()
+        if serving is not None and not serving.done():  # stopped while nobody had joined, or failed
+            server.should_exit = True
+            await serving
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _listen(server: _Server, sock: socket.socket) -> asyncio.Task[None]:
+    """Begins to answer."""
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.001)
+    return serving
+
+
+async def _open(gate: Gate, config: ServeConfig, path: str, identify: Callable[[Path], str]) -> None:
+    """Lets workers in, once it is known what they must be."""
+    model = await asyncio.get_running_loop().run_in_executor(None, identify, Path(path))
+    ours = Join(
+        name="",
+        instance="",
+        version=version(),
+        code=code_digest(),
+        model=model,
+        format=config.format,
+        kv_format=config.kv_format,
+    )
+    await gate.open(ours)
 
 
 async def _start(
-    flights: Flights, path: str, load_text: Callable[[str], Text], stop_asked: asyncio.Event
+    flights: Flights,
+    path: str,
+    load_text: Callable[[str], Text],
+    stop_asked: asyncio.Event,
+    opening: Callable[[], Awaitable[None]] | None,
 ) -> tuple[EnginePlan, Text] | None:
     """Loads weights (in the worker) and text (here) at the same time. None: stopped meanwhile."""
     starting = asyncio.create_task(flights.start())
     loading = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(None, load_text, path))
     stopping = asyncio.create_task(stop_asked.wait())
-    both = asyncio.gather(starting, loading)
-    stopping.add_done_callback(lambda _: both.cancel())
+    opened = () if opening is None else (opening(),)
+    all_of_it = asyncio.gather(starting, loading, *opened)
+    stopping.add_done_callback(lambda _: all_of_it.cancel())
     try:
-        plan, text = await both
+        plan, text, *_ = await all_of_it
         return plan, text
     except asyncio.CancelledError:
         return None
