@@ -84,7 +84,7 @@ class Streamed:
 
     def __init__(self, url: str, body: dict[str, Any]) -> None:
         self.text, self.finish, self.gap_s = "", None, 0.0
-        usage = {}
+        usage: dict[str, int] = {}
         last = time.monotonic()
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=asked, timeout=120) as response:
@@ -236,3 +236,27 @@ def test_the_front_is_killed(cluster: ClusterProcess, server: Server) -> None:
     wait_for(lambda: victim not in cluster.pids("front"), 30)
     cluster.wait_for_workers(2)
     assert answer(cluster.url, body(4)) == answer(server.url, body(4))
+
+
+def test_prefill_and_decode(model: Path, server: Server, tmp_path: Path) -> None:
+    """Promise: with prompts computed by one worker and answers by another the texts are those of one machine,
+    under constraints, for prompts of less than a page and for one that takes longer than a silent stream may;
+    pages do go from one to the other; and a prefill worker that is killed comes back."""
+    with running_cluster(tmp_path, model, ("prefill", "decode")) as cluster:
+        cluster.wait_for_workers(2)
+        asked = [body(0), body(5), body(7, temperature=0), body(3, response_format={"type": "json_object"})]
+        long = {**body(9), "messages": [{"role": "user", "content": "the long road " * 200}]}
+        for each in (*asked, long):
+            assert answer(cluster.url, each) == answer(server.url, each), cluster.logs()
+        answered = httpx.post(f"{cluster.url}/v1/chat/completions", json=body(11), timeout=60).json()
+        details = answered["usage"]["prompt_tokens_details"]
+        assert details["cached_tokens"] > 100, details
+        victim = cluster.pids("worker")[0]
+        os.kill(victim, signal.SIGKILL)
+
+        def served() -> bool:
+            again = httpx.post(f"{cluster.url}/v1/chat/completions", json=body(4), timeout=60)
+            return again.status_code == 200
+
+        wait_for(served, 60)
+        assert answer(cluster.url, body(4)) == answer(server.url, body(4))

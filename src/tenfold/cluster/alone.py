@@ -33,5 +33,5 @@ def keep_worker(settings: EngineSettings, served_name: str, role: str, runtime: 
         )
         (port,) = free_ports(runtime.address, 1)
         run = command("worker", msgspec.json.encode(options).decode())
-        probe = f"http://{bracketed(runtime.address)}:{port}/live"
+        probe = f"http://{bracketed(runtime.address)}:{port}/"
         keep([Kept("the worker", run, worker_environment(runtime, port), probe=probe)])

@@ -21,6 +21,9 @@ from tenfold.protocol import Constraint, Request, SamplingParams
 
 SEEDS = 2**64
 
+HANDOFF = "handoff"
+"""Of what a prefill worker gives its decode worker: pages, or none where they are to be computed."""
+
 _TRACE = b"tenfold: prompt ".hex()
 """The trace that no tracer has: the link says how long the prompt is."""
 
@@ -61,7 +64,7 @@ def read_request(request: Mapping[str, Any], id: str, unique: str, hole: int | N
         params=_params(request, id, len(tokens) - end),
         eos_token_ids=tuple(request.get("eos_token_ids") or ()),
         namespace=routing.get("cache_salt") or "",
-        handoff=result.get("disaggregated_params"),
+        handoff=(result.get("disaggregated_params") or {}).get(HANDOFF),
     )
 
 

@@ -12,18 +12,20 @@ import itertools
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
-from dynamo.common.backend.health_check import build_health_check_payload
+from dynamo.common.backend.health_check import build_health_check_payload, is_probe
 from dynamo.common.backend.publisher import ComponentSnapshot, PushSource
 from dynamo.common.backend.run import run
 from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
+from msgspec.structs import replace
 
-from tenfold.cluster.asked import prompt_link, read_request
+from tenfold.cluster.asked import HANDOFF, prompt_link, read_request
 from tenfold.cluster.engine_process import EngineProcess
 from tenfold.cluster.options import WorkerOptions
 from tenfold.config import PAGE_ROWS
@@ -45,6 +47,13 @@ log = logging.getLogger(__name__)
 BEAT_S = 1.0
 """A stream without tokens says so often that its engine gets on: the front takes a silent one for hung, and
 cannot know how long a prompt takes."""
+
+PATIENCE_S = 2.5
+"""So long a prefill worker computes before it says where its pages will be; less than what the front takes
+for hung."""
+
+QUIET_S = 2.0
+"""A prefill worker that is told to end waits so long for those who take its pages."""
 
 REGISTRY_S = 1.0
 """How often a worker looks whether it is registered still."""
@@ -70,6 +79,7 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
         self._plan: EnginePlan | None = None
         self._look: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
+        self._handed_over_at = -QUIET_S
         self._early: list[KVEvents] = []
         """News of pages before there was a publisher."""
 
@@ -118,6 +128,9 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
             self._check_length(asked)
         except RequestError as error:
             raise InvalidArgument(str(error)) from None
+        if self._options.role == "prefill" and not is_probe(request):
+            yield await self._prefill(asked)
+            return
         answer = _Answer(asked)
         queue = self._engine.submit(asked)
         try:
@@ -139,6 +152,40 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
             # Also when Dynamo closes this generator: the client is gone.
             self._engine.forget(asked.id)
 
+    async def _prefill(self, asked: Request) -> dict[str, Any]:
+        """The one chunk that the front wants: where the pages are. It throws the token away.
+
+        The first sign of life is the last here, and what is silent is taken for hung. So a prompt that takes
+        long is handed over while it is computed, or where that has not begun, left to the decode worker."""
+        # A request for one token would keep its pages.
+        asked = replace(asked, prefill_only=True, params=replace(asked.params, max_tokens=None))
+        answer = _Answer(asked)
+        queue = self._engine.submit(asked)
+        handoff: dict[str, Any] | None = None
+        goes_on = False
+        patience = time.monotonic() + PATIENCE_S
+        try:
+            while not answer.ended:
+                try:
+                    news = await asyncio.wait_for(queue.get(), max(0.0, patience - time.monotonic()))
+                except asyncio.TimeoutError:
+                    goes_on = handoff is not None
+                    break
+                if news is None:
+                    raise EngineShutdown("the engine's process has ended")
+                if isinstance(news, Refused):
+                    raise InvalidArgument(news.error)
+                if news.handoff is not None or news.finish is not None:
+                    handoff = news.handoff
+                if news.finish == "error":
+                    break  # Its decode worker says what is wrong, or can do it.
+                answer.chunk(news)
+        finally:
+            if not goes_on:
+                self._engine.forget(asked.id)
+        self._handed_over_at = time.monotonic()
+        return answer.last({HANDOFF: handoff})
+
     def _check_length(self, asked: Request) -> None:
         """As the front of `tenfold serve` does. Raises RequestError."""
         assert self._plan is not None
@@ -152,6 +199,11 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
 
     async def abort(self, context: Any) -> None:
         """Nothing to do: Dynamo then closes the generator, which ends the request."""
+
+    async def is_quiescent(self) -> bool:
+        """Whether nobody is likely to want pages of this worker any more: they are taken at once, or computed
+        elsewhere."""
+        return time.monotonic() > self._handed_over_at + QUIET_S
 
     async def cleanup(self) -> None:
         self._events = self._snapshots = None
@@ -260,13 +312,27 @@ class _Answer:
         if news.finish is not None:
             self.ended = True
             chunk["finish_reason"] = "cancelled" if news.finish == "abort" else news.finish
-            chunk["completion_usage"] = {
-                "prompt_tokens": self._prompt_tokens,
-                "completion_tokens": self._tokens,
-                "total_tokens": self._prompt_tokens + self._tokens,
-                "prompt_tokens_details": {"cached_tokens": self._cached},
-            }
+            chunk["completion_usage"] = self._usage()
         return chunk
+
+    def last(self, handed_over: dict[str, Any]) -> dict[str, Any]:
+        """The chunk of a prompt that goes on elsewhere."""
+        return {
+            "token_ids": [],
+            "index": 0,
+            "worker_trace_link": prompt_link(self._prompt_tokens),
+            "finish_reason": "length",
+            "disaggregated_params": handed_over,
+            "completion_usage": self._usage(),
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._tokens,
+            "total_tokens": self._prompt_tokens + self._tokens,
+            "prompt_tokens_details": {"cached_tokens": self._cached},
+        }
 
 
 def _signed(names: Sequence[int]) -> list[int]:

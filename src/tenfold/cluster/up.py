@@ -93,7 +93,7 @@ class Cluster:
             (port,) = free_ports(config.address, 1)
             encoded = msgspec.json.encode(options).decode()
             variables = worker_environment(self.runtime, port)
-            probe = f"http://{bracketed(config.address)}:{port}/live"
+            probe = f"http://{bracketed(config.address)}:{port}/"
             self._add(f"worker-{number}", command("worker", encoded), variables, probe)
 
     def run(self, ready: Callable[[float], None]) -> None:
