@@ -245,7 +245,7 @@ def test_prefill_and_decode(model: Path, server: Server, tmp_path: Path) -> None
     with running_cluster(tmp_path, model, ("prefill", "decode")) as cluster:
         cluster.wait_for_workers(2)
         asked = [body(0), body(5), body(7, temperature=0), body(3, response_format={"type": "json_object"})]
-        long = {**body(9), "messages": [{"role": "user", "content": "the long road " * 200}]}
+        long = {**body(9), "messages": [{"role": "user", "content": "the long road " * 1200}]}
         for each in (*asked, long):
             assert answer(cluster.url, each) == answer(server.url, each), cluster.logs()
         answered = httpx.post(f"{cluster.url}/v1/chat/completions", json=body(11), timeout=60).json()

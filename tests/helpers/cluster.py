@@ -35,7 +35,7 @@ TEMPLATE = (
 )
 
 
-def write_ascii_model(path: Path, context: int = 1024) -> Path:
+def write_ascii_model(path: Path, context: int = 16384) -> Path:
     """A GGUF file of a random model: byte-level BPE over ASCII, so bytes beyond have no token."""
     names = {byte: char for char, byte in byte_level_alphabet().items()}
     chars = [names[byte] for byte in (10, *range(32, 127))]
@@ -145,6 +145,8 @@ def running_cluster(
         model=str(model),
         threads=1,
         kv_memory_bytes=64 << 20,
+        max_batch_tokens=32,  # so a prompt of ten thousand tokens takes longer than a silent stream may
+        max_running=32,
         routed=True,
         page_tokens=True,
         transfer=roles[0] != "mixed",

@@ -156,5 +156,3 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
             raise EOFError
         data += part
     return data
-
-

@@ -87,9 +87,7 @@ class Load:
     def __init__(self, server: ServerProcess, count: int, tokens: int) -> None:
         self._server = server
         self._pool = ThreadPoolExecutor(count)
-        self._ends: list[Future[None]] = [
-            self._pool.submit(self._one, seed, tokens) for seed in range(count)
-        ]
+        self._ends: list[Future[None]] = [self._pool.submit(self._one, seed, tokens) for seed in range(count)]
 
     def _one(self, seed: int, tokens: int) -> None:
         assert ask(self._server, f"{seed} abc", tokens, seed) == expected.text(f"{seed} abc", seed, tokens)
