@@ -20,7 +20,8 @@ def keep_worker(settings: EngineSettings, served_name: str, role: str, runtime: 
     """Keeps one worker until SIGINT or SIGTERM. Raises ValueError for what cannot be, OSError for an address
     that is not this machine's."""
     check_version()
-    with tempfile.TemporaryDirectory(prefix="tenfold-model-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tenfold-worker-") as place:
+        folder = str(Path(place) / "model")
         options = WorkerOptions(
             settings=settings,
             served_name=served_name,

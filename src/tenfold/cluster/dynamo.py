@@ -52,6 +52,9 @@ PATIENCE_S = 2.5
 """So long a prefill worker computes before it says where its pages will be; less than what the front takes
 for hung."""
 
+FOLDER = "./model"
+"""The last part of every folder of a model, as seen from its parent."""
+
 QUIET_S = 2.0
 """A prefill worker that is told to end waits so long for those who take its pages."""
 
@@ -94,7 +97,7 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
         return WorkerConfig(
             namespace=options.namespace,
             component=_COMPONENTS[options.role],
-            model_name=options.folder,
+            model_name=FOLDER,
             served_model_name=options.served_name,
             endpoint_types="chat,completions",
             discovery_backend=options.discovery,
@@ -110,7 +113,7 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
             self._look = asyncio.create_task(self._stay_registered(folder, f"*%2F{worker_id:x}"))
         log.info("worker %x: engine ready in process %d", worker_id, self._engine.pid)
         return EngineConfig(
-            model=self._options.folder,
+            model=FOLDER,
             served_model_name=self._options.served_name,
             llm=LlmRegistration(
                 context_length=plan.max_context,
@@ -353,6 +356,9 @@ def _snapshot(load: LoadSnapshot) -> Any:
 
 def run_worker(options: WorkerOptions) -> None:
     """Serves until the process is told to end, or its engine has ended."""
+
+    # What the front is told of a model has its path in it, and must be the same of all workers.
+    os.chdir(Path(options.folder).parent)
 
     async def made(argv: list[str] | None) -> Any:
         engine = TenfoldEngine(options)

@@ -16,7 +16,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     settings: EngineSettings
     served_name: str
     folder: str
-    """The model as Dynamo's front needs it (`tenfold.cluster.model_folder`)."""
+    """The model as Dynamo's front needs it (`tenfold.cluster.model_folder`), called ``model``."""
     namespace: str
     role: str = "mixed"
     hole: int | None = None
