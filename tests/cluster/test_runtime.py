@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import socket
 
 import pytest
 
-from tenfold.cluster.ports import free_ports
+from tenfold.cluster.ports import free_or, free_ports
 from tenfold.cluster.runtime import (
     VERSION,
     DynamoMissing,
@@ -56,5 +57,11 @@ def test_ports_are_free_and_small() -> None:
     error."""
     found = free_ports("127.0.0.1", 20)
     assert len(set(found)) == 20 and max(found) < 32_768
+    assert free_or("127.0.0.1", found[:2]) == found[:2]
+    with socket.create_server(("127.0.0.1", found[0])):
+        others = free_or("127.0.0.1", found[:2])
+        assert len(others) == 2 and found[0] not in others
     with pytest.raises(OSError):
         free_ports("192.0.2.1", 1)
+    with pytest.raises(OSError):
+        free_or("192.0.2.1", [20_000])

@@ -25,7 +25,7 @@ MIGRATIONS = 3
 """So many workers may die with a request."""
 PREFILL_LOAD_SCALE = 4
 """What a prompt token costs the router beside a block that is kept: 1 hardly beats taking turns."""
-LEASE_S = 10
+LEASE_S = 100
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):

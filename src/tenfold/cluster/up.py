@@ -16,7 +16,7 @@ import msgspec
 from tenfold.cluster.children import command
 from tenfold.cluster.model_folder import write_model_folder
 from tenfold.cluster.options import WorkerOptions
-from tenfold.cluster.ports import bracketed, free_ports
+from tenfold.cluster.ports import bracketed, free_or, free_ports
 from tenfold.cluster.processes import Kept, keep
 from tenfold.cluster.runtime import (
     Runtime,
@@ -28,6 +28,11 @@ from tenfold.cluster.runtime import (
 from tenfold.protocol import EngineSettings
 
 log = logging.getLogger(__name__)
+
+EVENT_PORTS = (20_250, 20_251)
+"""Of the broker: where events come in, and where they go out."""
+ETCD_PORTS = (2379, 2380)
+"""etcd's own."""
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +67,8 @@ class Cluster:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         store = folder / "discovery"
         store.mkdir(exist_ok=True)
-        subscribe, publish, client, peer = free_ports(config.address, 4)
+        subscribe, publish = free_or(config.address, list(EVENT_PORTS))
+        client, peer = free_or(config.address, list(ETCD_PORTS))
         self.runtime = Runtime(
             namespace=config.namespace,
             discovery="etcd" if config.etcd else "file",

@@ -146,7 +146,7 @@ def build_target(
             pages = max(info.kv_pages // EXPORT_SHARE, info.max_context // PAGE_ROWS + 2)
             most_bytes = pages * info.page_bytes
             transfer = Transfer.on_this_machine(identity, info.page_bytes, most_bytes)
-    news = None
+    news: PageNews | None = None
     if settings.kv_events is not None:
         news = WireNews(KVEventPublisher(settings.kv_events, settings.kv_events_replay, settings.rank))
     elif settings.page_tokens:
