@@ -264,6 +264,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Most bytes of all files in it; None: chosen from what is free there."""
     transfer: bool = False
     """Export and import pages: see `Request.prefill_only` and `Request.handoff`."""
+    transfer_address: str | None = None
+    """Address of this machine at which workers of other machines fetch pages over TCP; None: through the memory
+    of this machine alone."""
+    transfer_secret: str | None = None
+    """File with the secret that they have too."""
     workers: int = 1
     """So many workers share this machine: cores (unless ``threads`` says how many) and KV memory (also
     ``kv_memory_bytes``) are divided among them."""

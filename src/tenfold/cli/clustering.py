@@ -18,7 +18,14 @@ from tenfold.protocol import EngineSettings
 
 
 def dynamo_worker(
-    config: ServeConfig, role: str, namespace: str, etcd: str, discovery: str, events: str, address: str
+    config: ServeConfig,
+    role: str,
+    namespace: str,
+    etcd: str,
+    discovery: str,
+    events: str,
+    address: str,
+    secret_file: str | None,
 ) -> None:
     """Runs ``tenfold worker --cluster dynamo``. Raises UsageError for options that do not fit."""
     if bool(etcd) == bool(discovery):
@@ -39,13 +46,24 @@ def dynamo_worker(
         address=address,
         events=events,
     )
-    settings = cluster_settings(config.engine_settings(str(locate(config.model))), role)
+    settings = cluster_settings(config.engine_settings(str(locate(config.model))), role, address, secret_file)
     keep_worker(settings, config.model_name, role, runtime)
 
 
-def cluster_settings(settings: EngineSettings, role: str) -> EngineSettings:
-    """The engine's part of a worker that a router of another make reads."""
-    return replace(settings, routed=True, page_tokens=True, transfer=role != "mixed")
+def cluster_settings(
+    settings: EngineSettings, role: str, address: str, secret_file: str | None
+) -> EngineSettings:
+    """The engine's part of a worker that a router of another make reads. Raises UsageError, ValueError,
+    OSError."""
+    settings = replace(settings, routed=True, page_tokens=True, transfer=role != "mixed")
+    if secret_file is None:
+        return settings
+    if not settings.transfer:
+        raise click.UsageError("--secret-file is for prefill and decode workers, which send each other pages")
+    from tenfold.worker.secret import load_secret
+
+    load_secret(secret_file)
+    return replace(settings, transfer_address=address, transfer_secret=str(Path(secret_file).absolute()))
 
 
 @click.group()
@@ -74,6 +92,13 @@ def cluster() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="For logs and the registry of workers. Default: a new temporary one.",
 )
+@click.option(
+    "--secret-file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="With --prefill and --decode: pages also go to and from workers of other machines that have this "
+    "secret, over TCP. One line of 32 or more characters, readable by its owner alone.",
+)
 @engine_options
 @speculation_options
 def up(
@@ -85,6 +110,7 @@ def up(
     etcd: bool,
     namespace: str,
     folder: Path | None,
+    secret_file: str | None,
     **options: Any,
 ) -> None:
     """Start Dynamo's front and workers with MODEL on this machine.
@@ -113,7 +139,9 @@ def up(
     made = folder or Path(tempfile.mkdtemp(prefix="tenfold-cluster-"))
     here = Cluster(
         ClusterConfig(
-            settings=cluster_settings(config.engine_settings(str(locate(model))), roles[0]),
+            settings=cluster_settings(
+                config.engine_settings(str(locate(model))), roles[0], address, secret_file
+            ),
             served_name=config.model_name,
             model=model,
             roles=roles,

@@ -93,7 +93,7 @@ def worker(
     is authenticated: docs/cluster.md.
     """
     if cluster is not None:
-        joining = {"--join": join, "--secret-file": secret_file}
+        joining = {"--join": join}
         for field in ("kv_events", "kv_events_replay"):
             joining[f"--{field.replace('_', '-')}"] = options.pop(field)
         _none_of(joining, "is for --join, and does nothing with --cluster")
@@ -108,6 +108,7 @@ def worker(
             discovery=discovery or "",
             events=events or "",
             address=address or "127.0.0.1",
+            secret_file=secret_file,
         )
         return
     places = {"--etcd": etcd, "--discovery": discovery, "--events": events, "--address": address}

@@ -32,7 +32,7 @@ from typing import Any
 import msgspec
 
 from tenfold.kv.region import Contents, Mapped, Region, TransferError, right
-from tenfold.kv.transfer import LEASE_S, STALL_S, Handoff, await_pages
+from tenfold.kv.transfer import LEASE_S, STALL_S, Handoff, MemorySource, Source, await_pages
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,8 @@ class PageServer:
             with self._lock:
                 os.close(self._files.pop(key))
 
-        return {"transport": "tcp", "host": self.host, "port": self.port, "key": key}, retract
+        fields = {"host": self.host, "port": self.port, "key": key, "path": region.path}
+        return {"transport": "tcp", **fields}, retract
 
     def close(self) -> None:
         """Takes no more connections; those there are end with their regions."""
@@ -217,6 +218,21 @@ class TcpSource:
             return msgspec.msgpack.decode(answer[_PROOF:], type=Contents)
         except msgspec.DecodeError as error:
             raise TransferError(f"the server says what is no region: {error}") from None
+
+
+def nearest(secret: bytes, host: str) -> Callable[[Handoff], Source]:
+    """As `opener`, for an importer at address ``host``: what an exporter of the same machine offers is read
+    from memory, which is several times as fast. Raises ValueError for a secret that is too short."""
+    _check_secret(secret)
+
+    def open(handoff: Handoff) -> Source:
+        if handoff.host == host and handoff.path:
+            # The same address and another memory (a container's) is no fault: then it is TCP.
+            with contextlib.suppress(TransferError):
+                return MemorySource(handoff)
+        return TcpSource(handoff, secret)
+
+    return open
 
 
 def opener(secret: bytes) -> Callable[[Handoff], TcpSource]:
