@@ -46,7 +46,7 @@ from tenfold.speculate.suffix import SuffixDrafter
 from tenfold.traffic.answering import MAX_ANSWER, answer_params
 from tenfold.traffic.reading import TrafficRequest, read_traffic
 from tenfold.traffic.repetition import repetitive
-from tenfold.traffic.running import Done, Job
+from tenfold.traffic.running import Done, job_of
 from tenfold.traffic.splits import HELD_OUT, first_of_each, newest, untrained
 from tenfold.worker.build import build_target
 
@@ -154,7 +154,7 @@ def measure(
     names = [PLAIN, *switch.choices]
     turns = turns_of(requests, streams)
     for number, turn in enumerate(tqdm(turns, disable=not sys.stderr.isatty(), unit="turn")):
-        jobs = [Job(str(one.line), one.line, one.conversation, one.prompt, one.params) for one in turn]
+        jobs = [job_of(one) for one in turn]
         found: dict[str, tuple[float, dict[str, Done]]] = {}
         # Each turn begins with another side, so that none always finds the machine as another left it.
         for name in names[number % len(names) :] + names[: number % len(names)]:

@@ -35,7 +35,7 @@ from tenfold.speculate.build import SpeculationSettings, build_speculator
 from tenfold.traffic.answering import MAX_ANSWER
 from tenfold.traffic.reading import TrafficRequest
 from tenfold.traffic.repetition import repetitive
-from tenfold.traffic.running import Job
+from tenfold.traffic.running import job_of
 from tenfold.traffic.splits import HELD_OUT
 from tenfold.worker.build import build_target
 
@@ -154,7 +154,7 @@ def main() -> int:
         ours = Side(target.engine, text, 1)
         for request in tqdm(requests, disable=not sys.stderr.isatty(), unit="request"):
             id = str(request.line)
-            job = Job(id, request.line, request.conversation, request.prompt, request.params)
+            job = job_of(request)
             done = ours.run([job])[1][id]
             found += given(OURS, request, list(done.tokens), done.first_count, done.ended - done.first)
             for name, peer in peers.items():

@@ -1,5 +1,7 @@
 // The Python face of the core. Exceptions of the core are std::invalid_argument (ValueError) and std::bad_alloc; none
 // crosses a kernel. A step runs without the GIL.
+#include "bindings.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -149,7 +151,7 @@ nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions
                Array<int64_t> position, Array<int32_t> history_offsets, Array<int32_t> history_tokens,
                Array<int32_t> history_counts, Array<int32_t> bias_offsets, Array<int32_t> bias_tokens,
                Array<float> bias_values, Array<int32_t> mask_rows, const Masks& masks, Array<int32_t> logprobs,
-               bool want_logits, bool want_features) {
+               bool want_logits, bool want_features, Array<int32_t> state_rows) {
   Batch b;
   const size_t rows = tokens.shape(0), sequences = cached_rows.shape(0), n = logit_rows.shape(0);
   need(positions, rows, "positions");
@@ -227,26 +229,33 @@ nb::tuple step(Program& program, Array<int32_t> tokens, Array<int32_t> positions
   auto chances = std::make_unique<float[]>(n);
   auto top_tokens = std::make_unique<int32_t[]>(n * width);
   auto top_chances = std::make_unique<float[]>(n * width);
-  std::unique_ptr<float[]> logits, features;
+  std::unique_ptr<float[]> logits, features, states;
   const size_t columns = static_cast<size_t>(program.feature_width());
+  const size_t stated = state_rows.shape(0), state_width = static_cast<size_t>(program.state_width());
   std::fill_n(top_tokens.get(), n * width, -1);
   if (want_logits) logits.reset(new float[n * vocab]);
   if (want_features) features.reset(new float[n * columns]);
+  // No more than there are rows: more are refused, and must not be allocated before.
+  if (stated > 0) states.reset(new float[std::min(stated, rows) * state_width]);
   b.drawn = drawn.get();
   b.logprobs = chances.get();
   b.top_tokens = top_tokens.get();
   b.top_logprobs = top_chances.get();
   b.logits = logits.get();
   b.features = features.get();
+  b.state_rows = static_cast<int>(std::min(stated, static_cast<size_t>(std::numeric_limits<int>::max())));
+  b.stated = state_rows.data();
+  b.states = states.get();
   {
     nb::gil_scoped_release free;
     program.step(b);
   }
-  nb::object raw = nb::none(), tapped = nb::none();
+  nb::object raw = nb::none(), tapped = nb::none(), hidden = nb::none();
   if (want_logits) raw = nb::cast(own(logits.release(), {n, vocab}));
   if (want_features) tapped = nb::cast(own(features.release(), {n, columns}));
+  if (stated > 0) hidden = nb::cast(own(states.release(), {stated, state_width}));
   return nb::make_tuple(own(drawn.release(), {n}), own(chances.release(), {n}), own(top_tokens.release(), {n, width}),
-                        own(top_chances.release(), {n, width}), raw, tapped);
+                        own(top_chances.release(), {n, width}), raw, tapped, hidden);
 }
 
 std::unique_ptr<Recurrent> make_recurrent(const std::string& isa, int threads, int max_sequences, int vocab_size,
@@ -482,6 +491,13 @@ NB_MODULE(_native, m) {
       .def("add_input", &Program::add_input, "output"_a)
       .def("add_concat", &Program::add_concat, "inputs"_a, "output"_a)
       .def("add_tap", &Program::add_tap, "value"_a, "column"_a)
+      .def(
+          "add_states",
+          [](Program& p, int value, std::tuple<int, float, float> norm) {
+            const auto& [weight, eps, offset] = norm;
+            p.add_states(value, {weight, eps, offset});
+          },
+          "value"_a, "norm"_a)
       .def("finish", &Program::finish, "logits"_a)
       .def("step", &step)
       .def("weight_bytes", &Program::weight_bytes)
@@ -504,6 +520,7 @@ NB_MODULE(_native, m) {
       .def("write_page", &write_page, "page"_a, "data"_a);
 
   bind_suffix(m);
+  bind_speculation(m);
   nb::class_<Recurrent>(m, "Recurrent")
       .def_static("create", &make_recurrent, "isa"_a, "threads"_a, "max_sequences"_a, "vocab_size"_a, "token_ids"_a,
                   "team_of"_a.none())

@@ -1,4 +1,4 @@
-// Ops that handle a row at a time: lookup, norm, scale, selection, soft-cap, handing in, joining, handing back.
+// Ops that handle a row at a time: lookup, norm, scale, selection, soft-cap, handing in, joining, handing back, states.
 #include <algorithm>
 #include <utility>
 
@@ -204,6 +204,28 @@ class TapOp final : public Op {
   const int value_, column_;
 };
 
+class StatesOp final : public Op {
+ public:
+  StatesOp(int value, NormSpec norm) : value_(value), norm_(norm) {}
+  bool idle(const Batch& batch) const override { return batch.state_rows == 0; }
+  bool run(Program& p, int thread) override {
+    const Batch& b = p.batch();
+    const Value& v = p.value(value_);
+    const size_t width = static_cast<size_t>(v.width);
+    const Range mine = share(b.state_rows, thread, p.team().size());
+    for (int i = mine.begin; i < mine.end; ++i) {
+      const float* from = v.data + static_cast<size_t>(b.stated[i]) * v.stride;
+      p.kernels().rms_norm(from, p.vector(norm_.weight), norm_.offset, norm_.eps, v.width,
+                           b.states + static_cast<size_t>(i) * width);
+    }
+    return true;
+  }
+
+ private:
+  const int value_;
+  const NormSpec norm_;
+};
+
 }  // namespace
 
 std::unique_ptr<Op> make_embed(int matrix, float scale, int output) {
@@ -234,5 +256,6 @@ std::unique_ptr<Op> make_concat(std::vector<int> inputs, int output) {
   return std::make_unique<ConcatOp>(std::move(inputs), output);
 }
 std::unique_ptr<Op> make_tap(int value, int column) { return std::make_unique<TapOp>(value, column); }
+std::unique_ptr<Op> make_states(int value, NormSpec norm) { return std::make_unique<StatesOp>(value, norm); }
 
 }  // namespace tenfold

@@ -259,6 +259,16 @@ void Program::add_tap(int v, int column) {
   ops_.push_back(make_tap(v, column));
 }
 
+void Program::add_states(int v, NormSpec norm) {
+  const Value& in = value(check_value(v));
+  if (state_width_ != 0) refuse("states: the program has some already");
+  if (in.selected) refuse("states: must come of a value of all rows");
+  if (in.width % 16 != 0) refuse("states: width must be a multiple of 16");
+  check_vector(norm.weight, in.width, "states");
+  state_width_ = in.width;
+  ops_.push_back(make_states(v, norm));
+}
+
 size_t Program::quant_bytes(int rows) const {
   return aligned(static_cast<size_t>(rows) * (widest_ / kActGroup) * (sizeof(Stretch) + sizeof(HighStretch)));
 }
@@ -343,6 +353,11 @@ void Program::validate(const Batch& b) const {
   if (b.sampling.size() != static_cast<size_t>(b.logit_rows)) refuse("step: sampling must have an entry a wanted row");
   if (b.features != nullptr && feature_width_ == 0)
     refuse("step: features are wanted, but the program was compiled without taps");
+  if (b.state_rows < 0 || (b.state_rows > 0 && state_width_ == 0))
+    refuse("step: states are wanted, but the program has none");
+  for (int i = 0; i < b.state_rows; ++i)
+    if (b.stated[i] < 0 || b.stated[i] >= b.rows || (i > 0 && b.stated[i] <= b.stated[i - 1]))
+      refuse("step: state_rows must ascend within the rows");
   for (const SampleParams& p : b.sampling) {
     for (int i = 0; i < p.history; ++i)
       if (p.history_tokens[i] < 0 || p.history_tokens[i] >= options_.vocab) refuse("step: history token out of range");

@@ -41,6 +41,10 @@ struct Batch {
   float* top_logprobs = nullptr;
   float* logits = nullptr;    // optional [logit_rows][vocab]
   float* features = nullptr;  // optional [logit_rows][feature_width]
+  // Any rows of the step, ascending, and their final hidden states: [state_rows][state_width].
+  int state_rows = 0;
+  const int32_t* stated = nullptr;
+  float* states = nullptr;
   // What an input op reads, in the steps of recurrent programs: row r is input[input_rows[r] * input_stride].
   const float* input = nullptr;
   size_t input_stride = 0;
@@ -141,6 +145,8 @@ class Program {
   void add_concat(std::vector<int> inputs, int output);
   // Wanted rows of the value as it stands here go to `column` of the features of steps that want features.
   void add_tap(int value, int column);
+  // norm(value), of any rows that a step names: its states. Once a program.
+  void add_states(int value, NormSpec norm);
   void finish(int logits);
   // Runs every op as a call of its own rather than the step as one: what fusing the step is measured against.
   void run_modular(bool modular) { modular_ = modular; }
@@ -152,6 +158,8 @@ class Program {
   size_t weight_bytes() const { return weights_.used(); }
   // 0: the program has no taps.
   int feature_width() const { return feature_width_; }
+  // 0: the program has no states.
+  int state_width() const { return state_width_; }
   // Every step from now on runs on exactly this many threads; 0: on as many as pay. For measurements.
   void fix_threads(int threads);
   // Threads that the last step ran on: fewer than it has where they were in one another's way (see team.h).
@@ -240,7 +248,7 @@ class Program {
     int value;
   };
   std::vector<Input> inputs_;
-  int logits_ = -1, feature_width_ = 0;
+  int logits_ = -1, feature_width_ = 0, state_width_ = 0;
   bool laid_out_ = false, modular_ = false;
   Op* single_ = nullptr;  // the op of a modular call
   size_t widest_ = 0;
@@ -283,5 +291,6 @@ std::unique_ptr<Op> make_softcap(int value, float cap);
 std::unique_ptr<Op> make_input(int output);
 std::unique_ptr<Op> make_concat(std::vector<int> inputs, int output);
 std::unique_ptr<Op> make_tap(int value, int column);
+std::unique_ptr<Op> make_states(int value, NormSpec norm);
 
 }  // namespace tenfold

@@ -29,7 +29,18 @@ def run(*args: str, input: str | None = None) -> Any:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["generate"], ["inspect"], ["bench"], ["synth"], ["train-drafter"], ["replay"]]
+    "command",
+    [
+        [],
+        ["serve"],
+        ["worker"],
+        ["generate"],
+        ["inspect"],
+        ["bench"],
+        ["synth"],
+        ["train-drafter"],
+        ["replay"],
+    ],
 )
 def test_help_teaches_with_an_example(command: list[str]) -> None:
     """Every command shows how it is used."""
@@ -53,11 +64,11 @@ def test_help_needs_nothing_heavy() -> None:
     ("args", "says"),
     [
         (["serve"], "MODEL"),
-        (["serve", "m", "--port", "70000"], "port is 70000; it must be from 0 to 65535"),
-        (["serve", "m", "--max-running", "0"], "max_running is 0"),
+        (["serve", "m", "--port", "70000"], "--port is 70000; it must be from 0 to 65535"),
+        (["serve", "m", "--max-running", "0"], "--max-running is 0"),
         (["serve", "m", "--kv-memory", "much"], "512MiB"),
         (["serve", "m", "--kv-memory", "5PiB"], "TiB"),
-        (["serve", "m", "--kv-memory", "1e30"], "kv_memory_bytes is 1000"),
+        (["serve", "m", "--kv-memory", "1e30"], "--kv-memory is 1000"),
         (["serve", "m", "--kv-memory", "nan"], "not a size"),
         (["serve", "m", "--format", "q3"], "q3"),
         (["serve", "m", "--speed", "9"], "--speed"),
@@ -71,7 +82,27 @@ def test_help_needs_nothing_heavy() -> None:
         (["replay", "m"], "--traffic"),
         (["replay", "m", "--traffic", "t", "--newest", "0"], "--newest"),
         (["train-drafter", "m", "--traffic", "t"], "--output"),
-        (["serve", "m", "--learn"], "--drafter"),
+        (["serve", "m", "--learn"], "--learn is given without --drafter"),
+        (["serve", "m", "--learn", "--drafter", "d", "--workers", "2"], "--workers is 2"),
+        (["serve", "m", "--drafter", "d", "--speculate", "off"], "--drafter is given and --speculate is off"),
+        (["serve", "m", "--kv-disk-size", "1GiB"], "--kv-disk-size is given without --kv-disk;"),
+        (["serve", "m", "--kv-disk", "d", "--kv-disk-size", "0"], "--kv-disk-size is 0; it must be from"),
+        (["serve", "smollm2", "--kv-disk", "/dev/null/d"], "--kv-disk is '/dev/null/d'"),
+        (["serve", "smollm2", "--kv-memory", "900TiB"], "--kv-memory is 921600.0 GiB, but this machine"),
+        (["serve", "m", "--name", ""], "--name is ''; it must be 1 to 256"),
+        (["serve", "m", "--name", "a\tb"], "--name is 'a\\tb'; it must be"),
+        (["serve", "smollm2", "--cors-origin", "*"], "--cors-origin: '*' is not an origin"),
+        (["serve", "smollm2", "--cors-origin", "ftp://x"], "--cors-origin: 'ftp://x' is not an origin"),
+        (["serve", "smollm2", "--api-key-file", "/nowhere"], "--api-key-file /nowhere: cannot be read"),
+        (["serve", "smollm2", "--api-key-file", "/dev/null"], "--api-key-file /dev/null: not a regular file"),
+        (["serve", "smollm2", "--otlp-endpoint", "x"], "--otlp-endpoint is 'x'"),
+        (["generate", "smollm2", "Hi", "--top-p", "3"], "--top-p is 3.0; it must be from"),
+        (["generate", "smollm2", "Hi", "--seed", "1" + "0" * 30], "--seed is 1000"),
+        (["generate", "m", "Hi", "--threads", "-1"], "--threads is -1; it must be"),
+        (["bench", "m", "--kv-memory", "1GiB"], "No such option"),
+        (["synth", "tiny", "-o", "x", "--seed", str(2**64)], "--seed"),
+        (["example-traffic", "-o", "x", "--seed", str(2**64)], "--seed"),
+        (["simulate", "--trace", __file__, "--seed", "-1"], "--seed"),
         (["train-drafter", "m", "--traffic", "t", "-o", "d", "--held-out", "1"], "--held-out"),
         (["example-traffic"], "--output"),
     ],
@@ -193,7 +224,7 @@ def test_generate_ends_without_a_limit_given(fake: dict[str, Any]) -> None:
     assert run("generate", "m", "Hi").exit_code == 0
     assert fake["params"].max_tokens is None
     result = run("generate", "m", "Hi", "--max-tokens", "494")
-    assert (result.exit_code, result.output.count("the model's context is 500")) == (1, 1)
+    assert (result.exit_code, result.output.count("the model's context is 500")) == (2, 1)
 
 
 def test_a_reader_that_has_enough_is_no_error_and_a_full_disk_is_one(tmp_path: Path) -> None:
@@ -250,6 +281,25 @@ def test_an_address_that_cannot_be_had_is_said(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "Error: cannot listen on 192.0.2.1:0: " in result.output
     assert "--host" in result.output and "Errno" not in result.output
+
+
+def test_a_worker_must_know_whom_to_join_and_by_which_secret(tmp_path: Path) -> None:
+    """Each missing or wrong part is said with what to do, before anything is loaded."""
+    secret = tmp_path / "secret"
+    secret.write_text("short")
+    secret.chmod(0o600)
+    (tmp_path / "m.gguf").touch()
+    command = ["worker", str(tmp_path / "m.gguf")]
+    for more, code, said in (
+        ([], 2, "--join HOST:PORT"),
+        (["--join", "10.0.0.1:7001"], 2, "--secret-file FILE"),
+        (["--join", "10.0.0.1", "--secret-file", str(secret)], 2, "write it like 10.0.0.1:7001"),
+        (["--join", "10.0.0.1:7001", "--secret-file", str(secret)], 2, "has 5 characters"),
+        (["--join", "10.0.0.1:7001", "--secret-file", str(tmp_path / "none")], 1, "none"),
+        (["--join", "h:1", "--secret-file", str(secret), "--name", "a b"], 2, "--name is 'a b'"),
+    ):
+        result = run(*command, *more)
+        assert result.exit_code == code and said in result.output, result.output
 
 
 def test_help_names_every_kind_of_model() -> None:

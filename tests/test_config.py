@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,8 @@ from tenfold.config import (
     plan_kv,
 )
 from tenfold.protocol import EnginePlan
+from tenfold.server.chat_setup import choose_chat
+from tests.helpers.fake_text import load_fake_text
 
 
 @pytest.mark.parametrize(
@@ -52,17 +55,57 @@ def test_workers_share_what_there_is() -> None:
     settings = ServeConfig(model="m", workers=3, kv_memory_bytes=300).engine_settings("m")
     assert (settings.workers, settings.routed, settings.kv_memory_bytes) == (3, True, 300)
     assert not ServeConfig(model="m").engine_settings("m").routed
-    with pytest.raises(ValueError, match="learn is given with 2 workers"):
+    with pytest.raises(ValueError, match="learn is given and workers is 2"):
         ServeConfig(model="m", workers=2, learn=True, drafter="d")
     assert "divided among 3 workers" in explain_kv(5, 300, 1000, 4, 3)
 
 
 def test_a_size_of_the_disk_tier_needs_its_folder() -> None:
     """The message says what to give."""
-    with pytest.raises(ValueError, match="--kv-disk DIR"):
+    with pytest.raises(ValueError, match="without kv_disk"):
         ServeConfig(model="m", kv_disk_bytes=1 << 30)
     with pytest.raises(ValueError, match="kv_disk_bytes is 0"):
         ServeConfig(model="m", kv_disk="/tmp/x", kv_disk_bytes=0)
+
+
+def test_workers_that_join_need_an_address_and_a_secret() -> None:
+    """Promise: neither alone is taken; with both a server may have no workers of its own, and its workers are
+    to tell a router of their pages even if there is one."""
+    with pytest.raises(ValueError, match="without secret_file"):
+        ServeConfig(model="m", accept_workers="127.0.0.1:7001")
+    with pytest.raises(ValueError, match="without accept_workers"):
+        ServeConfig(model="m", secret_file="s")
+    both: dict[str, Any] = {"accept_workers": "127.0.0.1:7001", "secret_file": "s"}
+    assert ServeConfig(model="m", workers=0, **both).engine_settings("m").routed
+    assert ServeConfig(model="m", workers=1, **both).engine_settings("m").routed
+    assert not ServeConfig(model="m").engine_settings("m").routed
+    with pytest.raises(ValueError, match="only one worker can learn"):
+        ServeConfig(model="m", learn=True, drafter="d", **both)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"kv_events": "127.0.0.1:5557"}, "kv_events is .*tcp://127.0.0.1:5557"),
+        ({"kv_events": "tcp://*:0"}, "ports from 1"),
+        ({"kv_events": "tcp://*:65535", "workers": 2}, "2 workers need ports"),
+        ({"kv_events_replay": "tcp://*:5558"}, "without kv_events"),
+        ({"kv_events": "tcp://*:5557", "kv_events_replay": "ipc://x"}, "kv_events_replay is"),
+        (
+            {
+                "kv_events": "tcp://*:5557",
+                "workers": 0,
+                "accept_workers": "127.0.0.1:7001",
+                "secret_file": "s",
+            },
+            "give it to each `tenfold worker`",
+        ),
+    ],
+)
+def test_an_address_for_events_that_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
+    """Promise: the error names the option, and what it may be; every worker has a port of its own."""
+    with pytest.raises(ValueError, match=said):
+        ServeConfig(model="m", **fields)
 
 
 def test_the_name_in_the_api_is_without_the_folder() -> None:
@@ -133,6 +176,16 @@ def test_the_plan_is_for_people_and_for_machines() -> None:
     data = json.loads(json.dumps(plan.to_json()))
     assert data["engine"]["isa"] == "avx2"
     assert {line["name"] for line in data["lines"]} >= {"model", "weights", "threads", "kv cache"}
+    whole = ResolvedPlan(
+        config=ServeConfig(model="m"),
+        path="/m.gguf",
+        engine=engine,
+        chat=choose_chat(load_fake_text("")).lines(),
+    )
+    page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+    example = page.partition("## The plan")[2].split("```")[1].strip("\n").splitlines()
+    names = [line[2:].partition("  ")[0] for line in example]
+    assert names == [line.name for line in whole.lines()], "the example in docs/operations.md"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +200,8 @@ def test_a_disk_folder_that_cannot_be_is_found_before_anything_starts(tmp_path: 
     """A folder is made; a file, nothing at all, and a place where none can be made are refused by name."""
     check_kv_disk(None)
     check_kv_disk(str(tmp_path / "a" / "b"))
-    assert (tmp_path / "a" / "b").is_dir()
+    for made in (tmp_path / "a", tmp_path / "a" / "b"):
+        assert made.stat().st_mode & 0o777 == 0o700, "what it holds tells of prompts"
     (tmp_path / "file").write_text("")
     for wrong in (str(tmp_path / "file"), "", str(tmp_path / "file" / "c"), "/proc/tier"):
         with pytest.raises(ValueError, match="kv_disk"):

@@ -13,13 +13,15 @@ import pytest
 import tenfold
 from tenfold.limits import PromptTooLong
 from tenfold.llm import LLM, GenerationError, Prompt
-from tenfold.protocol import Chunk, EngineSettings, SamplingParams
+from tenfold.protocol import Chunk, EngineSettings, Pooling, PoolingKind, SamplingParams
 from tests.helpers import expected
-from tests.helpers.fake_engine import REFUSED, FakeConfig, FakeEngine
+from tests.helpers.fake_engine import REFUSED, STATE_WIDTH, FakeConfig, FakeEngine, embedding_of
 from tests.helpers.fake_text import load_fake_text
 
 PARAMS = SamplingParams(seed=4, max_tokens=12, ignore_eos=True)
 WRONG: Any = "hot"
+WRONG_POOLING: Any = "max"
+WRONG_TEXTS: Any = None
 
 
 @pytest.fixture
@@ -45,6 +47,31 @@ def test_many_prompts_are_answered_in_their_order(llm: LLM) -> None:
     ]
     assert [each.finish_reason for each in found] == ["length"] * 3
     assert [len(each.token_ids) for each in found] == [12] * 3
+
+
+def test_texts_become_vectors(llm: LLM, engine: FakeEngine) -> None:
+    """One row a text, in their order, more than run at once, as text and as ids; by the model's own pooling,
+    the mean, unless another is asked for; no text, no row."""
+    texts: list[Prompt] = ["abc", [66, 67], "x", "y", "z"]
+    found = llm.embed(texts)
+    assert found.dtype == np.float32 and found.shape == (5, STATE_WIDTH)
+
+    def exact(prompt: tuple[int, ...], kind: PoolingKind = "mean", normalize: bool = True) -> bytes:
+        return embedding_of(prompt, Pooling(kind=kind, normalize=normalize))
+
+    assert found[0].tobytes() == exact((66, 67, 68)) and found[1].tobytes() == exact((66, 67))
+    last = llm.embed("abc", pooling="last", normalize=False)
+    assert last.shape == (1, STATE_WIDTH) and last.tobytes() == exact((66, 67, 68), "last", False)
+    assert llm.embed([]).shape == (0, 0)
+    with pytest.raises(ValueError, match="refuses"):
+        llm.embed([[66], [REFUSED]])
+    assert not engine.has_work
+    with pytest.raises(ValueError, match="pooling is 'max'; it must be 'mean' or 'last'"):
+        llm.embed("a", pooling=WRONG_POOLING)
+    with pytest.raises(TypeError, match="texts is None"):
+        llm.embed(WRONG_TEXTS)
+    with pytest.raises(TypeError, match="normalize is 'hot'"):
+        llm.embed("a", normalize=WRONG)
 
 
 def test_one_prompt_gives_a_list_of_one(llm: LLM) -> None:

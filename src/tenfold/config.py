@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tenfold.folders import make_private
 from tenfold.protocol import EnginePlan, EngineSettings
 from tenfold.router.policies import POLICIES, Policy
 
@@ -16,6 +18,7 @@ PAGE_ROWS = 16
 
 ISAS = ("auto", "avx512", "avx2", "portable")
 FORMATS = ("auto", "f32", "bf16", "q8", "q4")
+_NAME = re.compile(r"(?=.*\S)[^\x00-\x1f\x7f-\x9f]{1,256}")
 MAX_KV_PAGES = 1 << 26
 """The kernels' limit."""
 MAX_KV_BYTES = 1 << 60
@@ -30,8 +33,17 @@ REASONING_FORMATS = ("auto", "none", "think", "mistral")
 LOG_FORMATS = ("text", "json")
 
 
+class OptionError(ValueError):
+    """A setting that cannot be: who gave it is to change it. ``fields`` are the settings that the message
+    names as Python does; the command line puts its options there."""
+
+    def __init__(self, problem: str, *fields: str) -> None:
+        super().__init__(problem)
+        self.fields = fields
+
+
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `tenfold serve` can be told. Raises ValueError naming a field that is out of range."""
+    """Everything that `tenfold serve` can be told. Raises OptionError naming a field that is out of range."""
 
     model: str
     """A model name, a folder or a GGUF file."""
@@ -115,10 +127,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):
             value = getattr(self, field)
             if not lowest <= value <= highest:
-                raise ValueError(f"{field} is {value}; it must be from {lowest} to {highest}")
-        if self.kv_memory_bytes is not None and not 1 <= self.kv_memory_bytes <= MAX_KV_BYTES:
-            raise ValueError(
-                f"kv_memory_bytes is {self.kv_memory_bytes}; it must be from 1 to {MAX_KV_BYTES} (1024 PiB)"
+                raise OptionError(f"{field} is {value}; it must be from {lowest} to {highest}", field)
+        for field in ("kv_memory_bytes", "kv_disk_bytes"):
+            size = getattr(self, field)
+            if size is not None and not 1 <= size <= MAX_KV_BYTES:
+                raise OptionError(f"{field} is {size}; it must be from 1 to {MAX_KV_BYTES} (1024 PiB)", field)
+        if self.served_name is not None and not _NAME.fullmatch(self.served_name):
+            raise OptionError(
+                f"served_name is {self.served_name!r}; it must be 1 to 256 readable characters, or left out",
+                "served_name",
             )
         for field, choices in (
             ("isa", ISAS),
@@ -131,46 +148,55 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("log_format", LOG_FORMATS),
         ):
             if getattr(self, field) not in choices:
-                raise ValueError(
-                    f"{field} is {getattr(self, field)!r}; it must be one of {', '.join(choices)}"
+                raise OptionError(
+                    f"{field} is {getattr(self, field)!r}; it must be one of {', '.join(choices)}", field
                 )
 
-        if self.kv_disk_bytes is not None:
-            if self.kv_disk is None:
-                raise ValueError("kv_disk_bytes is given without kv_disk; say where with --kv-disk DIR")
-            if not 1 <= self.kv_disk_bytes <= MAX_KV_BYTES:
-                raise ValueError(
-                    f"kv_disk_bytes is {self.kv_disk_bytes}; it must be from 1 to {MAX_KV_BYTES} (1024 PiB)"
-                )
-        if self.drafter is not None and self.speculate == "off":
-            raise ValueError("drafter is given and speculate is off; leave one of them out")
-        if self.learn and self.drafter is None:
-            raise ValueError(
-                "learn is given without a drafter; train one with `tenfold train-drafter` and give it with "
-                "--drafter"
+        if self.kv_disk_bytes is not None and self.kv_disk is None:
+            raise OptionError(
+                "kv_disk_bytes is given without kv_disk; say which folder", "kv_disk_bytes", "kv_disk"
             )
-
+        if self.drafter is not None and self.speculate == "off":
+            raise OptionError(
+                "drafter is given and speculate is off; leave one of them out", "drafter", "speculate"
+            )
+        if self.learn and self.drafter is None:
+            raise OptionError(
+                "learn is given without drafter; train one with `tenfold train-drafter` and give it",
+                *("learn", "drafter"),
+            )
         if self.learn and self.workers != 1:
-            raise ValueError(
-                f"learn is given with {self.workers} workers, and only one can learn; leave one of them out"
+            raise OptionError(
+                f"learn is given and workers is {self.workers}, but only one can learn; leave one of them "
+                "out",
+                *("learn", "workers"),
             )
         if self.learn and self.accept_workers is not None:
-            raise ValueError(
-                "learn is given with accept_workers, and only one worker can learn; leave one out"
+            raise OptionError(
+                "learn is given with accept_workers, and only one worker can learn; leave one of them out",
+                *("learn", "accept_workers"),
             )
-        if self.accept_workers is not None and self.secret_file is None:
-            raise ValueError(
-                "accept_workers is given without secret_file; say with --secret-file FILE what workers must know"
+        if (self.accept_workers is None) != (self.secret_file is None):
+            given, missing = (
+                ("secret_file", "accept_workers")
+                if self.accept_workers is None
+                else ("accept_workers", "secret_file")
             )
-        if self.secret_file is not None and self.accept_workers is None:
-            raise ValueError("secret_file is given without accept_workers; say where with --accept-workers")
+            raise OptionError(
+                f"{given} is given without {missing}; workers that join need an address and a secret",
+                *(given, missing),
+            )
         if self.kv_events_replay is not None and self.kv_events is None:
-            raise ValueError("kv_events_replay is given without kv_events; say where with --kv-events")
-        for option, value in (
-            ("--kv-events", self.kv_events),
-            ("--kv-events-replay", self.kv_events_replay),
-        ):
-            check_events_address(value, option, self.workers)
+            raise OptionError(
+                "kv_events_replay is given without kv_events; say where", "kv_events_replay", "kv_events"
+            )
+        if self.kv_events is not None and not self.workers:
+            raise OptionError(
+                "kv_events is given and workers is 0; give it to each `tenfold worker`",
+                *("kv_events", "workers"),
+            )
+        for field in ("kv_events", "kv_events_replay"):
+            check_events_address(getattr(self, field), field, self.workers)
 
     @property
     def model_name(self) -> str:
@@ -200,16 +226,16 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def check_events_address(address: str | None, option: str, workers: int) -> None:
-    """Raises ValueError for an address at which ``workers`` workers cannot tell of their pages."""
+def check_events_address(address: str | None, field: str, workers: int) -> None:
+    """Raises OptionError for an address at which ``workers`` workers cannot tell of their pages."""
     if address is None:
         return
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not (address.startswith("tcp://") and host and port.isascii() and port.isdigit()):
-        raise ValueError(f"{option} is {address!r}; write it like tcp://127.0.0.1:5557")
+        raise OptionError(f"{field} is {address!r}; write it like tcp://127.0.0.1:5557", field)
     if not 1 <= int(port) <= 65536 - max(workers, 1):
-        raise ValueError(
-            f"{option} has port {port}; {max(workers, 1)} workers need ports from 1 to 65535 there"
+        raise OptionError(
+            f"{field} has port {port}; {max(workers, 1)} workers need ports from 1 to 65535 there", field
         )
 
 
@@ -242,27 +268,29 @@ def check_kv_memory(requested_bytes: int | None, total_bytes: int) -> None:
     """Raises ValueError for a KV cache that is larger than all memory. (What is free now is no measure: it
     changes, and a worker that starts again must not fail where the first one did not.)"""
     if requested_bytes is not None and requested_bytes > total_bytes:
-        raise ValueError(
+        raise OptionError(
             f"kv_memory_bytes (--kv-memory) is {format_bytes(requested_bytes)}, but this machine or its "
-            f"control group has {format_bytes(total_bytes)} in all; ask for less, or leave it out"
+            f"control group has {format_bytes(total_bytes)} in all; ask for less, or leave it out",
+            "kv_memory_bytes",
         )
 
 
 def check_kv_disk(folder: str | None) -> None:
-    """Makes the folder of the disk tier if it is not there. Raises ValueError for one that cannot be written.
-    (When a server starts, and not later: a disk that fails then costs the cache and nothing else.)"""
+    """Makes the folder of the disk tier if it is not there. Raises OptionError for one that cannot be
+    written. (When a server starts, and not later: a disk that fails then costs the cache, nothing else.)"""
     if folder is None:
         return
     path = Path(folder)
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path)
         why = "" if os.access(path, os.W_OK | os.X_OK) else "it cannot be written"
     except OSError as error:
         why = "it is no folder" if path.exists() else error.strerror or str(error)
     if not folder or why:
-        raise ValueError(
+        raise OptionError(
             f"kv_disk (--kv-disk) is {folder!r}: {why or 'it is empty'}; give a folder that can be written, "
-            "or leave it out"
+            "or leave it out",
+            "kv_disk",
         )
 
 
@@ -303,7 +331,7 @@ def explain_kv(
     if pages == context_pages:
         return "one full context, the least that is useful"
     if pages == max_running * context_pages:
-        return f"{max_running} full contexts, the most that max_running can use"
+        return f"{max_running} full contexts, the most that --max-running can use"
     share = "a quarter of the memory that was free"
     return share if workers == 1 else f"{share}, divided among {workers} workers"
 
@@ -324,7 +352,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Where the model was found."""
     engine: EnginePlan
     chat: tuple[PlanLine, ...] = ()
-    """How chats are read: see `server.chat_setup`."""
+    """How chats are read, and embeddings made: see `server.chat_setup` and `server.embeddings`."""
 
     def lines(self) -> list[PlanLine]:
         """The plan for people."""
@@ -393,8 +421,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                 if config.kv_disk_bytes is not None
                 else "a quarter of what is free there, up to 32 GiB",
             ),
-            PlanLine("step", f"{engine.max_batch_tokens} tokens", "max_batch_tokens"),
-            PlanLine("running", f"{engine.max_running} requests", "max_running"),
+            PlanLine("step", f"{engine.max_batch_tokens} tokens", "--max-batch-tokens"),
+            PlanLine("running", f"{engine.max_running} requests", "--max-running"),
             PlanLine(
                 "speculation",
                 "off" if config.speculate == "off" else config.drafter or "from earlier text",
@@ -405,7 +433,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                 else "no drafter given; used where it pays, never changes an answer",
             ),
             *self.chat,
-            PlanLine("queue", f"{config.max_queue} requests", "max_queue; beyond it 429 with Retry-After"),
+            PlanLine("queue", f"{config.max_queue} requests", "--max-queue; beyond it 429 with Retry-After"),
         ]
 
     def text(self) -> str:

@@ -32,6 +32,14 @@ class Unsupported(RequestError):
     """What is asked for is understood, and not supported."""
 
 
+def json_problem(error: Exception) -> str:
+    """What is wrong with a text that is no JSON, for people."""
+    text = str(error)
+    if text.startswith("Number out of range"):
+        return "it has a number that is too large for JSON here: numbers go up to 1.8e308"
+    return text
+
+
 class Range(msgspec.Struct, frozen=True):
     """The numbers that a parameter may be: from ``low`` to ``high``, and ``also``. NaN is in no range."""
 
@@ -84,17 +92,29 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         raise RequestError("logprobs", f"is {params.logprobs}; the vocabulary has {vocab_size} tokens")
 
 
-def check_prompt(prompt: tuple[int, ...], output: int, vocab_size: int, context: int, kv_tokens: int) -> None:
+def check_prompt(
+    prompt: tuple[int, ...],
+    output: int,
+    vocab_size: int,
+    context: int,
+    kv_tokens: int,
+    *,
+    generates: bool = True,
+) -> None:
     """Raises RequestError for a prompt that can never be computed, PromptTooLong if that is for its length.
 
     ``output``: tokens generated already, when the request is resumed. ``context`` is the model's, in tokens;
-    ``kv_tokens`` are those that the KV memory holds.
+    ``kv_tokens`` are those that the KV memory holds. One that ``generates`` nothing may fill the context.
     """
     length = len(prompt)
     if not prompt:
         raise RequestError("prompt", "is empty; it must hold at least one token")
     check_tokens("prompt", prompt, vocab_size)
-    if length >= context:
+    if length > context and not generates:
+        raise PromptTooLong(
+            "prompt", f"has {length} tokens; the model's context is {context}. Shorten the prompt"
+        )
+    if length >= context and generates:
         raise PromptTooLong(
             "prompt",
             f"has {length} tokens; the model's context is {context}, and at least one must be left to "

@@ -9,10 +9,12 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from tenfold.config import ServeConfig
-from tenfold.llm_input import Prompt, as_messages, as_params, as_prompt, as_prompts, check_room
-from tenfold.protocol import FinishReason, Request, SamplingParams, TokenLogprob
+from tenfold.llm_input import Prompt, as_messages, as_params, as_pooling, as_prompt, as_prompts, check_room
+from tenfold.protocol import FinishReason, PoolingKind, Request, SamplingParams, TokenLogprob
 from tenfold.server.output import Output, Piece
 from tenfold.server.text import Text, load_text
 from tenfold.shared_engine import GenerationError, Inbox, SharedEngine
@@ -130,6 +132,36 @@ class LLM:
         """`stream` for a conversation."""
         tokens = self._text.encode_chat(as_messages("messages", messages))
         return self._stream(tokens, self._checked([tokens], params))
+
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], *, pooling: PoolingKind | None = None, normalize: bool = True
+    ) -> npt.NDArray[np.float32]:
+        """A vector for each text (or list of token ids), in the order given: float32, ``[texts, width]``.
+
+        ``pooling``: the ``mean`` of all tokens' final hidden states, or the ``last`` token's; None: what the
+        model says, and where it says nothing the mean. ``normalize``: to length 1. Raises TypeError or
+        ValueError for what cannot be embedded, GenerationError when the engine fails.
+        """
+        many = [self._encode(text) for text in as_prompts(texts, "texts")]
+        asked = as_pooling(pooling, normalize, self._text.pooling)
+        requests = {
+            id: Request(id=id, prompt=tuple(prompt), params=SamplingParams(seed=0), pooling=asked)
+            for prompt, id in zip(many, map(str, self._ids), strict=False)
+        }
+        vectors: dict[str, npt.NDArray[np.float32]] = {}
+        inbox = Inbox()
+        try:
+            if requests:
+                self._shared.add(requests.values(), inbox)
+            while len(vectors) < len(requests):
+                chunk = self._shared.next(inbox)
+                if chunk.finish == "error":
+                    raise GenerationError(chunk.error or "the engine gave no reason")
+                if chunk.embedding is not None:
+                    vectors[chunk.id] = np.frombuffer(chunk.embedding, "<f4")
+        finally:
+            self._shared.leave(requests.keys() - vectors.keys())
+        return np.stack([vectors[id] for id in requests]) if requests else np.zeros((0, 0), np.float32)
 
     def close(self) -> None:
         """Frees the model. Nothing can be generated afterwards; streams and calls under way fail."""

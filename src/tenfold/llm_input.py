@@ -8,23 +8,24 @@ from typing import Any
 
 import msgspec
 
+from tenfold.checkpoint.pooling import PoolingRule
 from tenfold.limits import PromptTooLong
-from tenfold.protocol import SamplingParams
+from tenfold.protocol import Pooling, SamplingParams
 from tenfold.server.messages import ROLES
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
 
 
-def as_prompts(prompts: Any) -> list[Prompt]:
+def as_prompts(prompts: Any, name: str = "prompts") -> list[Prompt]:
     """One prompt or several, as a list. Raises TypeError for anything else."""
     if isinstance(prompts, str) or (_is_list(prompts) and len(prompts) > 0 and _is_token(prompts[0])):
-        return [as_prompt("prompts", prompts)]
+        return [as_prompt(name, prompts)]
     if not _is_list(prompts):
         raise TypeError(
-            f"prompts is {_show(prompts)}; it must be a prompt (text or token ids) or a list of them"
+            f"{name} is {_show(prompts)}; it must be a prompt (text or token ids) or a list of them"
         )
-    return [as_prompt(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
+    return [as_prompt(f"{name}[{index}]", prompt) for index, prompt in enumerate(prompts)]
 
 
 def as_prompt(name: str, prompt: Any) -> Prompt:
@@ -74,6 +75,18 @@ def as_params(params: Any) -> SamplingParams:
         if not stop:
             raise ValueError(f"params.stop[{index}] is empty; a stop string must have at least one character")
     return checked
+
+
+def as_pooling(pooling: Any, normalize: Any, rule: PoolingRule) -> Pooling:
+    """How texts are embedded. Raises TypeError or ValueError, also where the model's own way is not there."""
+    if not isinstance(normalize, bool):
+        raise TypeError(f"normalize is {_show(normalize)}; it must be True or False")
+    if pooling is None and rule.kind is None:
+        raise ValueError(f"pooling must be given for this model, as 'mean' or 'last': {rule.why}")
+    kind = rule.kind if pooling is None else pooling
+    if kind not in ("mean", "last"):
+        raise ValueError(f"pooling is {_show(pooling)}; it must be 'mean' or 'last'")
+    return Pooling(kind=kind, normalize=normalize)
 
 
 def check_room(prompt_tokens: int, params: SamplingParams, context: int) -> None:

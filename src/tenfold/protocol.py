@@ -11,6 +11,7 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+PoolingKind = Literal["mean", "last"]
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +57,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """None: any text."""
 
 
+class Pooling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the final hidden states of a prompt become its embedding."""
+
+    kind: PoolingKind
+    """``mean``: of all its tokens; all of them are computed, whatever the cache has. ``last``: of its last
+    token."""
+    normalize: bool = True
+    """To length 1."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A request as the engine knows it."""
 
@@ -72,6 +83,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Of the chunk of another worker: its pages are taken from there instead of computed, if they come."""
     namespace: str = ""
     """Whose traffic it is: cached prompts, and what drafters learn, are shared within a namespace alone."""
+    pooling: Pooling | None = None
+    """Not None: the prompt's embedding is wanted, and no token; of ``params`` nothing counts then."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -95,6 +108,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """The token that ended it, for finish ``stop``."""
     error: str | None = None
     """For finish ``error``: what went wrong and what to do."""
+    error_field: str | None = None
+    """For finish ``error``: the field of the request at fault, as clients write it; None: it is not the
+    request's own fault."""
     cached_tokens: int | None = None
     """Prompt tokens that were not computed anew; in the first chunk."""
     handoff: dict[str, Any] | None = None
@@ -103,6 +119,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     pages are there. None in the last chunk: they are not, or the answer ended with this token."""
     queue_ms: float | None = None
     """How long the request waited in the engine before its first step; in the first chunk."""
+    embedding: bytes | None = None
+    """Of a request with ``pooling``, in its only chunk, with finish ``stop``: float32, little-endian."""
 
 
 class SpeculationCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,8 +283,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     transfer: bool = False
     """Export and import pages: see `Request.prefill_only` and `Request.handoff`."""
     transfer_address: str | None = None
-    """Address of this machine at which workers of other machines fetch pages over TCP; None: through the memory
-    of this machine alone."""
+    """Address of this machine at which workers of other machines fetch pages over TCP; None: through memory
+    alone."""
     transfer_secret: str | None = None
     """File with the secret that they have too."""
     workers: int = 1
@@ -277,8 +295,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     page_tokens: bool = False
     """It is told the tokens of pages too, for a router that names pages itself."""
     kv_events: str | None = None
-    """ZeroMQ address, tcp://HOST:PORT, at which other routers are told of pages; the port is that of rank 0, and
-    each further rank has the next. None: they are not."""
+    """ZeroMQ address, tcp://HOST:PORT, at which other routers are told of pages; the port is that of rank 0,
+    and each further rank has the next. None: they are not."""
     kv_events_replay: str | None = None
     """The same, where they may ask for what they missed."""
     rank: int = 0
@@ -310,6 +328,8 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     load_ms: float
     kv_disk_bytes: int = 0
     """Most bytes of the disk tier; 0: there is none."""
+    state_width: int = 0
+    """Elements of an embedding; 0: there are none."""
 
 
 class ToWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -374,8 +394,8 @@ class Ready(FromWorker, frozen=True, kw_only=True):
 
 
 class Join(FromWorker, frozen=True, kw_only=True):
-    """The first words of a worker that was started elsewhere: who it is. All but ``name`` and ``instance`` must
-    be as the front has it, or answers would depend on where they are computed."""
+    """The first words of a worker that was started elsewhere: who it is. All but ``name`` and ``instance``
+    must be as the front has it, or answers would depend on where they are computed."""
 
     name: str
     instance: str

@@ -78,7 +78,7 @@ def test_what_cannot_be_measured_is_null_with_the_reason(tmp_path: Path) -> None
 
 
 def test_kv_memory_is_not_the_users_to_choose() -> None:
-    """An option that would do nothing is refused."""
+    """A setting that would do nothing is refused; the command has no such option."""
     from tenfold.bench.engine_bench import measure
 
     with pytest.raises(ValueError, match="kv_memory_bytes"):

@@ -11,6 +11,7 @@ from tenfold.bench.survey import (
     FEWEST,
     LEAST,
     ClassSurvey,
+    Sort,
     Step,
     Survey,
     Surveyor,
@@ -80,7 +81,7 @@ def watch(texts: Class, points: Points, loops: bool = False, tokens: int = 3000)
 @pytest.mark.parametrize("texts", [NARROW, CHAT, HEAD_ONLY], ids=["narrow", "chat", "head alone"])
 def test_other_texts_of_the_class_gain_what_was_forecast(texts: Class, points: Points) -> None:
     """Within 10 percent, with two drafters that cost time and a curve that is measured anew."""
-    expected = watch(texts, points).forecast(curve_of(points), {"a": 10})
+    expected = watch(texts, points).forecast(curve_of(points), {Sort("a", True): 10})
     played = Scenario(texts, 5000, curve=lambda done: points)
     found = play_controller(played, seed=2)[0].rate / play_plain(played, seed=2).rate
     assert expected["a"] == pytest.approx(expected["overall"])
@@ -91,10 +92,10 @@ def test_other_texts_of_the_class_gain_what_was_forecast(texts: Class, points: P
 def test_a_machine_where_rows_cost_more_gains_less(batch: int) -> None:
     """Known before anything was drafted there, within 15 percent, also for sequences together."""
     survey = watch(NARROW, FLAT)
-    expected = survey.forecast(curve_of(STEEP), {"a": 1}, batch)["a"]
+    expected = survey.forecast(curve_of(STEEP), {Sort("a", True): 1}, batch)["a"]
     played = Scenario(NARROW, 5000, batch=lambda done: batch, curve=lambda done: STEEP)
     found = play_controller(played, seed=2)[0].rate / play_plain(played, seed=2).rate
-    assert expected < survey.forecast(curve_of(FLAT), {"a": 1})["a"]
+    assert expected < survey.forecast(curve_of(FLAT), {Sort("a", True): 1})["a"]
     assert 0.85 < expected / found < 1.15
 
 
@@ -137,17 +138,36 @@ def known(survival: float, tokens: int) -> ClassSurvey:
 
 
 def test_all_together_are_weighed_by_the_time_that_they_will_take() -> None:
-    """By how many requests there are of a class and how long its answers are; nothing is said of the whole
-    where a class was never seen."""
+    """By how many requests there are of a sort and how long its answers are; nothing is said of the whole
+    where a class was never seen, nor of a class that is half unknown."""
     curve = CostCurve((1, 2), (1.0, 1.0))
-    survey = Survey(classes={"a": known(1.0, 100), "b": known(0.0, 10)})
-    found = survey.forecast(curve, {"a": 3, "b": 30})
+    a, b, drawn = Sort("a", False), Sort("b", False), Sort("a", True)
+    survey = Survey(classes={a.name: known(1.0, 100), b.name: known(0.0, 10)})
+    found = survey.forecast(curve, {a: 3, b: 30})
     assert found == pytest.approx({"a": 2.0, "b": 1.0, "overall": 600 / (150 + 300)})
-    assert survey.forecast(curve, {"a": 3, "new": 1}) == {"a": 2.0}
+    assert survey.forecast(curve, {a: 3, Sort("new", False): 1}) == {"a": 2.0}
+    assert survey.forecast(curve, {a: 3, drawn: 1, b: 1}) == {"b": 1.0}
+    few = Survey(classes={"a": known(1.0, 100)})
+    assert few.forecast(curve, {a: 3, drawn: 1})["a"] == pytest.approx(2.0)
+    both = Survey(classes={a.name: known(1.0, 100), drawn.name: known(0.0, 100)})
+    assert both.forecast(curve, {a: 1, drawn: 1})["a"] == pytest.approx(200 / 150)
     assert "a 2.00, b 1.00, overall 1.33" in forecast_line(found)
-    assert "nothing is known" in forecast_line(Survey().forecast(curve, {"a": 3}))
+    assert "nothing is known" in forecast_line(Survey().forecast(curve, {a: 3}))
     slower = msgspec.structs.replace(survey, deciding_ms=0.5, overhead_ms=1.0)
-    assert slower.forecast(curve, {"a": 3})["a"] == pytest.approx(2 * 2.0 / 2.5)
+    assert slower.forecast(curve, {a: 3})["a"] == pytest.approx(2 * 2.0 / 2.5)
+
+
+def test_surveys_of_several_sorts_become_one() -> None:
+    """All sorts are known afterwards, and what asking and deciding cost is the mean."""
+    one = Survey(classes={"a, greedy": known(1.0, 5)}, costs={"s": AskingCost(0.1, 0.3)}, deciding_ms=0.1)
+    two = Survey(
+        classes={"a, sampled": known(0.5, 7)}, costs={"s": AskingCost(0.3, 0.5), "h": AskingCost(1, 1)}
+    )
+    merged = Survey.merged([one, two])
+    assert merged.classes == {**one.classes, **two.classes}
+    assert merged.costs["s"].call_ms == pytest.approx(0.2)
+    assert merged.costs["h"] == AskingCost(1, 1)
+    assert merged.deciding_ms == pytest.approx(0.05)
 
 
 def test_a_survey_is_found_again_in_the_evidence(tmp_path: Path) -> None:

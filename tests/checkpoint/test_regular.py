@@ -55,3 +55,10 @@ def test_a_pipe_or_folder_in_the_place_of_a_file_is_refused_at_once(
     assert found, "it waits"
     assert isinstance(found[0], CheckpointError)
     assert name in str(found[0])
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/version"), reason="needs /proc")
+def test_a_file_that_the_system_makes_up_is_not_called_empty() -> None:
+    """It has something in it, and no size that would tell."""
+    with pytest.raises(CheckpointError, match=r"/proc/version: not a file on a disk.*a model is"):
+        open_checkpoint(Path("/proc/version"))

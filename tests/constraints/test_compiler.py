@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tenfold.constraints import compiler
 from tenfold.constraints.base import ConstraintError
 from tenfold.constraints.compiler import Compiler
+from tenfold.constraints.schema import _MANY, _NAMED, _ONE, _PLAIN
 from tenfold.limits import RequestError
 from tenfold.protocol import Constraint
 from tests.helpers.constraints import (
@@ -228,6 +229,19 @@ def test_whitespace_is_bounded(schema: dict[str, Any]) -> None:
         ("grammar", 'start: %json {"x-guidance":{"lenient":true},"not":{}}', "not"),
         ("grammar", "start: @other\n", "unknown grammar"),
         ("grammar", 'start: "\ud800"', "surrogate"),
+        ("grammar", "root ::= other", "GBNF.*'other' not found"),
+        ("grammar", "other ::= [0-9]", "GBNF.*'root'"),
+        ("grammar", "root ::= " + "(" * 30_000, "nested too deeply"),
+        ("grammar", "start: start", "nothing but itself"),
+        ("grammar", 'start: "a"{1000000}', "limit 20000"),
+        ("regex", "(a{1000}){1000}", "too large.*limit"),
+        ("regex", "a{100000}", "too large.*limit"),
+        ("json_schema", {"$ref": "#"}, "nothing but itself"),
+        ("json_schema", {"minLength": 10**30}, "minLength must be an integer from 0 to 4294967295"),
+        ("json_schema", {"items": {"maxItems": 2**40}}, "items.maxItems must be an integer"),
+        ("json_schema", {"minProperties": "1"}, "minProperties must be an integer"),
+        ("json_schema", '{"minimum": 1e400}', "too large for JSON"),
+        ("json_schema", " false ", "which no text matches"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused(kind: Any, text: Any, says: str) -> None:
@@ -236,6 +250,82 @@ def test_what_cannot_be_enforced_is_refused(kind: Any, text: Any, says: str) -> 
     with pytest.raises(RequestError, match=says) as caught:
         COMPILER.check(Constraint(kind=kind, text=text, field="the_field"))
     assert caught.value.field.startswith("the_field")
+
+
+REGEX_PIECES = (
+    r"a b ( (?: ) [ [^ ] | * + ? {2} {0,3} {1000} {99999999999} { } \d \p{L} \b . ^ $ (?i) \x{41} - && \ \1"
+)
+GRAMMAR_PIECES = (
+    'root ::= start : \n a b "a" " [0-9] /a/ ( ) * + ? {3} {1000} {-1} | %json {} {"type":"object"} %regex '
+    "{'substring_words':'a'} %lark %llguidance %ignore %import ~ .. <|x|> <[0]> @x _ A [lazy] [stop=x] # // "
+    "& i"
+)
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-3, 10**30),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.sampled_from(["#", "#/$defs/a", "#/properties/a", "(a", "date", "string", "object", "array", "a"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from([*sorted(_PLAIN | _ONE | _MANY | _NAMED), "a"]), inner, max_size=4),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    one=st.one_of(
+        st.tuples(
+            st.just("regex"), st.lists(st.sampled_from(REGEX_PIECES.split(" ")), max_size=12).map("".join)
+        ),
+        st.tuples(
+            st.just("grammar"),
+            st.lists(st.sampled_from(GRAMMAR_PIECES.split(" ")), max_size=12).map(" ".join),
+        ),
+        st.tuples(st.just("grammar"), st.text(max_size=20).map(lambda text: f"root ::= {text}")),
+        st.tuples(st.just("json_schema"), VALUES.map(json.dumps)),
+        st.tuples(st.sampled_from(["regex", "grammar", "json_schema", "choice"]), st.text(max_size=20)),
+    )
+)
+def test_whatever_is_asked_for_is_taken_or_refused_by_its_field(one: tuple[Any, str]) -> None:
+    """No other exception comes out of the compiler: it would be a 500, and nobody's fault but ours. What is
+    taken can be begun."""
+    kind, text = one
+    try:
+        matcher = COMPILER.begin(Constraint(kind=kind, text=text, field="the_field"))
+    except RequestError as error:
+        assert error.field.startswith("the_field")
+        assert not str(error).startswith("the_field cannot be compiled")
+        return
+    assert allowed(matcher)
+
+
+def test_a_fault_of_the_library_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A panic in its Rust is an exception that `except Exception` does not catch."""
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(grammar: str, *rest: Any, **more: Any) -> None:
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr("tenfold.constraints.grammar.grammar_of", panic)
+    one = small_compiler()
+    with pytest.raises(RequestError, match=r"the_field cannot be compiled.*index out of bounds"):
+        one.check(Constraint(kind="regex", text="a", field="the_field"))
+    monkeypatch.undo()
+    one.check(constraint("regex", "a"))
+
+
+def test_the_schema_true_is_any_json() -> None:
+    """JSON Schema has two schemas that are no objects."""
+    one = constraint("json_schema", "true")
+    assert matches(one, "true") and matches(one, "[1,2]")
+    assert not matches(one, "tru")
 
 
 def test_gbnf_is_taken_too() -> None:

@@ -200,6 +200,7 @@ def test_a_matcher_that_breaks_ends_its_own_request(call: int, monkeypatch: pyte
     Breaking.at = call
     found, engine = play(requests)
     assert found["bound"].finish == "error" and found["bound"].error == "planted"
+    assert found["bound"].error_field == "constraint"
     assert found["bound"].tokens == law["bound"].tokens[: call - 1]
     assert differences({"free": law["free"]}, {"free": found["free"]}) == []
     constraints = engine.load().constraints

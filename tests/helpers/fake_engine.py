@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import struct
 import time
 import zlib
 from collections import deque
@@ -21,6 +22,7 @@ from tenfold.protocol import (
     KVEvents,
     KVSnapshot,
     LoadSnapshot,
+    Pooling,
     Request,
     StepTime,
     TokenLogprob,
@@ -34,6 +36,10 @@ REFUSED = 510
 """A prompt with this token is refused by `FakeEngine.add`."""
 HANG = 509
 """A prompt with this token makes its first step last for ten seconds."""
+
+
+STATE_WIDTH = 8
+"""Of embeddings."""
 
 
 class FakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +70,12 @@ def token_at(prompt: tuple[int, ...], seed: int, position: int) -> int:
     """The token at ``position`` (counted with the prompt): a printable one, never end of sequence."""
     key = f"{prompt}/{seed}/{position}".encode()
     return 1 + zlib.crc32(key) % 300
+
+
+def embedding_of(prompt: tuple[int, ...], pooling: Pooling) -> bytes:
+    """`STATE_WIDTH` numbers, of both signs and of no short decimals."""
+    keys = (f"{prompt}/{pooling.kind}/{pooling.normalize}/{i}".encode() for i in range(STATE_WIDTH))
+    return struct.pack(f"<{STATE_WIDTH}f", *(zlib.crc32(key) / 2**32 - 0.5 for key in keys))
 
 
 class FakeEngine:
@@ -123,7 +135,7 @@ class FakeEngine:
             _compute(self._config.step_cpu_s)
         self._steps += 1
         chunks = [self._advance(request, output) for request, output in list(self._running.values())]
-        self._generated += len(chunks)
+        self._generated += sum(len(chunk.tokens) for chunk in chunks)
         if self._routed and chunks:
             seconds = time.monotonic() - began
             decoded = 0 if new else len(chunks)
@@ -132,6 +144,8 @@ class FakeEngine:
 
     def _advance(self, request: Request, output: list[int]) -> Chunk:
         params = request.params
+        if request.pooling is not None:
+            return self._embed(request, request.pooling)
         assert params.seed is not None, "the front draws a seed"
         cached = None
         if request.id not in self._started:
@@ -169,6 +183,18 @@ class FakeEngine:
             stop_token=stop_token,
             cached_tokens=cached,
             queue_ms=None if cached is None else 1.5,
+        )
+
+    def _embed(self, request: Request, pooling: Pooling) -> Chunk:
+        cached = 0 if pooling.kind == "mean" else len(request.prompt) // 16 * 16
+        self._cached += cached
+        del self._running[request.id]
+        return Chunk(
+            id=request.id,
+            finish="stop",
+            cached_tokens=cached,
+            queue_ms=1.5,
+            embedding=embedding_of(request.prompt, pooling),
         )
 
     def _script(self, prompt: tuple[int, ...]) -> str | None:
@@ -254,6 +280,7 @@ def build_fake_engine(settings: EngineSettings) -> tuple[FakeEngine, Any]:
         kv_format="bf16",
         page_bytes=1024,
         weight_bytes=1000,
+        state_width=STATE_WIDTH,
         weights=(SimpleNamespace(format="q4", bytes=1000, lossless=True),),
     )
     return FakeEngine(settings, config), info

@@ -29,6 +29,18 @@ def numbers(count: int, salt: int) -> UInt64s:
     return mix(np.arange(count, dtype=np.uint64) + np.uint64(salt << 32)) | np.uint64(1)
 
 
+STATE_WIDTH = 8
+"""Of the final hidden states."""
+
+
+def states_of(rows: UInt64s) -> npt.NDArray[np.float32]:
+    """[M] numbers of rows as states, [M, STATE_WIDTH]: both signs, of very different sizes."""
+    bits = mix(rows[:, None] ^ numbers(STATE_WIDTH, 4)[None, :])
+    return np.ldexp(
+        (bits >> np.uint64(40)).astype(np.float32) - 2**23, (bits % np.uint64(40)).astype(np.int32) - 40
+    )
+
+
 class FakeProgram:
     """See the head of this file. Checks every batch against the promises of
     `tenfold.backends.base.StepBatch`."""
@@ -57,6 +69,7 @@ class FakeProgram:
             page_bytes=PAGE_ROWS * 8,
             weight_bytes=0,
             weights=(),
+            state_width=STATE_WIDTH,
         )
         self.failures: list[Exception] = []
         """Raised by the next steps, one each, before anything is written."""
@@ -99,6 +112,7 @@ class FakeProgram:
             top_tokens=draws.top_tokens,
             top_logprobs=draws.top_logprobs,
             logits=logits if batch.want_logits else None,
+            states=None if batch.state_rows is None else states_of(sums[batch.state_rows]),
         )
 
     def copy_rows(self, source: int, target: int, rows: int) -> None:
@@ -149,6 +163,10 @@ class FakeProgram:
         assert (np.diff(batch.row_offsets) > 0).all()
         assert (np.diff(batch.logit_rows) > 0).all()
         assert not wanted or 0 <= batch.logit_rows[0] <= batch.logit_rows[-1] < rows
+        if batch.state_rows is not None:
+            assert batch.state_rows.dtype == np.int32
+            assert (np.diff(batch.state_rows) > 0).all()
+            assert 0 <= batch.state_rows[0] <= batch.state_rows[-1] < rows
         assert ((batch.pages >= 0) & (batch.pages < self.info.kv_pages)).all()
         assert ((batch.tokens >= 0) & (batch.tokens < self.info.vocab_size)).all()
         written: list[int] = []

@@ -1,5 +1,5 @@
-"""A worker over the fake engine, as a process that joins a front by address; and a wire between the two that a
-test can spoil."""
+"""A worker over the fake engine, as a process that joins a front by address; and a wire between the two that
+a test can spoil."""
 
 from __future__ import annotations
 

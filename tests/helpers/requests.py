@@ -19,7 +19,9 @@ class Outcome(msgspec.Struct):
     finish: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
+    error_field: str | None = None
     cached: list[int] = []
+    embedding: bytes | None = None
 
     def hear(self, chunk: Chunk) -> None:
         """Takes in a chunk; nothing may follow a finish reason."""
@@ -27,6 +29,8 @@ class Outcome(msgspec.Struct):
         self.tokens += chunk.tokens
         self.logprobs += chunk.logprobs or ()
         self.finish, self.stop_token, self.error = chunk.finish, chunk.stop_token, chunk.error
+        self.error_field = chunk.error_field
+        self.embedding = chunk.embedding
         if chunk.cached_tokens is not None:
             self.cached.append(chunk.cached_tokens)
         assert len(self.cached) <= 1, "cached_tokens told twice"

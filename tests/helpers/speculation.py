@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tenfold._native import LiveCurve
 from tenfold.protocol import SamplingParams
 from tenfold.speculate.base import (
     NO_DRAFT,
@@ -35,6 +36,12 @@ STEEP: Points = ((1, 1.0), (2, 1.46), (4, 2.07), (8, 2.87), (16, 5.0), (32, 9.4)
 def curve_of(points: Points, one_row_ms: float = 4.5) -> CostCurve:
     """The curve with these V(rows)."""
     return CostCurve(tuple(rows for rows, _ in points), tuple(v * one_row_ms for _, v in points))
+
+
+def live_curve_of(points: Points) -> LiveCurve:
+    """The curve that steps keep true, starting with these V(rows)."""
+    curve = curve_of(points)
+    return LiveCurve(curve.rows, curve.ms)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 // through steps of all shapes, and batches that lie. What is computed is tested in tests/backends; here it must be
 // equal however it is computed, and touch nothing that is not its own.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -20,6 +21,7 @@
 #include "cpu.h"
 #include "program.h"
 #include "recurrent.h"
+#include "speculation/controller.h"
 #include "suffix_draft.h"
 
 using namespace tenfold;
@@ -56,7 +58,8 @@ struct Step {
   std::vector<SampleParams> sampling;
   int top = 0;
   Ints drawn, top_tokens;
-  std::vector<float> logprobs, top_logprobs, logits, features;
+  std::vector<float> logprobs, top_logprobs, logits, features, states;
+  Ints stated;  // rows whose states are wanted; empty: the selected ones
 
   Step& part(const Ints& text, int done, int rows, const Ints& table, bool wanted = true) {
     for (int i = done; i < done + rows; ++i) {
@@ -107,6 +110,13 @@ struct Step {
     b.logits = logits.data();
     features.assign(n * static_cast<size_t>(program.feature_width()), NAN);
     if (!features.empty()) b.features = features.data();
+    const Ints& rows = stated.empty() ? selected : stated;
+    states.assign(rows.size() * static_cast<size_t>(program.state_width()), NAN);
+    if (!states.empty()) {
+      b.state_rows = static_cast<int>(rows.size());
+      b.stated = rows.data();
+      b.states = states.data();
+    }
     program.step(b);
     // Nothing is drawn only where there is nothing to draw.
     for (size_t i = 0; i < drawn.size(); ++i) {
@@ -220,6 +230,7 @@ class Model {
     }
     p.add_scale(x, 0.5f, y);
     p.add_tap(x, kWidth);
+    p.add_states(y, norm(kWidth));
     p.add_select(y, kept);
     p.add_tap(kept, 0);
     p.add_linear(kept, norm(kWidth), {{matrix(kVocab, kWidth), bias(kVocab)}}, Activation::None, -1, logits);
@@ -265,14 +276,15 @@ Ints text_of(int length, uint32_t seed) {
 const Ints kLong = text_of(70, 1), kShort = text_of(20, 2);
 const Ints kLongTable{9, 0, 4, 11, 2}, kShortTable{7, 3};
 
-// Logits and features after the last 20 tokens of the long text: alone, 20 rows a step; or in uneven chunks with
-// neighbours.
+// Logits, features and states after the last 20 tokens of the long text: alone, 20 rows a step; or in uneven chunks
+// with neighbours.
 std::vector<float> found_by(Model& model, bool alone) {
   model.spoil();
-  std::vector<float> found, features;
+  std::vector<float> found, features, states;
   const auto keep = [&](const Step& step) {
     found.insert(found.end(), step.logits.begin(), step.logits.end());
     features.insert(features.end(), step.features.begin(), step.features.end());
+    states.insert(states.end(), step.states.begin(), step.states.end());
   };
   if (alone) {
     for (int done : {0, 20, 40}) Step().part(kLong, done, done == 40 ? 10 : 20, kLongTable, false).run(*model);
@@ -293,6 +305,7 @@ std::vector<float> found_by(Model& model, bool alone) {
     }
   }
   found.insert(found.end(), features.begin(), features.end());
+  found.insert(found.end(), states.begin(), states.end());
   return found;
 }
 
@@ -438,6 +451,9 @@ void test_batches_that_lie() {
       [](Step& s) { s.selected[4] = 5; },
       [](Step& s) { std::swap(s.selected[0], s.selected[1]); },
       [](Step& s) { s.sampling.pop_back(); },
+      [](Step& s) { s.stated = {0, 5}; },
+      [](Step& s) { s.stated = {-1}; },
+      [](Step& s) { s.stated = {1, 1}; },
       [](Step& s) { s.sampling[2].logprobs = 1; },
       // Wrapped around int32, these page_offsets would pass one by one and lead far out of `pages`.
       [](Step& s) {
@@ -802,6 +818,150 @@ void test_suffixes() {
   REFUSED(SuffixText(4, 64).extend({-1}));
 }
 
+// A speculation controller and what drives it: sequences that come and go at any time, drafts that are right or not,
+// steps that fail, that verify less or compute prompts too, outcomes that come late.
+class Speculating {
+ public:
+  explicit Speculating(unsigned seed)
+      : random_(seed), controller_(std::vector<int>(seed % 3, 3), {1, 2, 4, 8, 16}, {4.5, 4.8, 5.5, 8, 17}, 5) {}
+
+  void step() {
+    for (int born = below(4); born-- > 0;) running_.push_back({controller_.begin(std::string(1, "xy"[below(2)])), 7});
+    std::vector<int> slots, limits;
+    std::vector<int64_t> lengths;
+    for (const Text& text : running_) {
+      slots.push_back(text.slot);
+      lengths.push_back(text.length);
+      limits.push_back(std::array{0, 1, 3, 500}[static_cast<size_t>(below(4))]);
+    }
+    const int rows = std::array{0, 1, 2, 7, 400}[static_cast<size_t>(below(5))];
+    bool asks = controller_.propose(slots, lengths, rows, limits);
+    if (asks && below(20) == 0) return;  // a drafter failed
+    while (asks) asks = answer();
+    observe(rows, limits);
+  }
+
+  void lies() {
+    REFUSED(controller_.end(-1));
+    REFUSED(controller_.end(1 << 20));
+    REFUSED(controller_.propose({1 << 20}, {1}, 1, {1}));
+    REFUSED(controller_.observe({}, 1, NAN));
+    REFUSED(controller_.observe({}, -1, 1));
+    REFUSED(controller_.observe({}, kHigh, 1));
+    REFUSED(controller_.observe({{1 << 20, 0, 0, {}}}, 1, 1));
+    REFUSED(controller_.answer({}, 1));  // nothing is asked
+    const int slot = controller_.begin("x");
+    REFUSED(controller_.propose({slot}, {}, 1, {1}));
+    REFUSED(controller_.propose({slot}, {7}, 1, {}));
+    controller_.end(slot);
+    REFUSED(controller_.end(slot));
+  }
+
+ private:
+  struct Text {
+    int slot;
+    int64_t length;
+  };
+
+  int below(int end) { return static_cast<int>(random_() % static_cast<unsigned>(end)); }
+
+  bool answer() {
+    namespace sp = speculation;
+    const sp::Question question = controller_.question();
+    CHECK(!question.asked.empty() && question.asked.size() == question.lengths.size());
+    sp::Drafts drafts;
+    for (const int length : question.lengths) {
+      CHECK(length >= 1 && length <= 5);
+      double survival = 1;
+      for (int j = below(length + 3); j-- > 0;) {
+        drafts.tokens.push_back(below(3) - 1);
+        drafts.survival.push_back(survival *= below(4) / 3.0);
+      }
+      drafts.add(below(3));
+    }
+    sp::Drafts few = drafts, bad = drafts, cut = drafts;
+    few.ends.pop_back();
+    few.qualities.pop_back();
+    bad.qualities.back() = below(2) ? 3 : -1;
+    cut.survival.push_back(1);
+    for (const sp::Drafts& lie : {few, bad, cut}) REFUSED(controller_.answer(lie, 0));
+    REFUSED(controller_.answer(drafts, NAN));
+    return controller_.answer(drafts, std::array{0.0, 0.01, 1.0, 1000.0}[static_cast<size_t>(below(4))]);
+  }
+
+  void observe(int rows, const std::vector<int>& limits) {
+    std::vector<Ints> drawn(running_.size());
+    std::vector<speculation::Outcome> outcomes;
+    int64_t drafted = 0;
+    for (size_t i = 0; i < running_.size(); ++i) {
+      const auto draft = controller_.draft(i);
+      CHECK(draft.size() <= static_cast<size_t>(std::min(limits[i], 5)));
+      const auto verified = static_cast<int64_t>(draft.size()) - (below(4) == 0 && !draft.empty());
+      drafted += static_cast<int64_t>(draft.size());
+      while (drawn[i].size() < static_cast<size_t>(verified) && draft[drawn[i].size()] == 1) drawn[i].push_back(1);
+      const auto accepted = static_cast<int64_t>(drawn[i].size());
+      if (below(10) > 0) drawn[i].push_back(1);
+      outcomes.push_back({below(30) ? running_[i].slot : speculation::Outcome::kUnknown, verified, accepted, drawn[i]});
+      running_[i].length += static_cast<int64_t>(drawn[i].size());
+    }
+    CHECK(drafted <= rows);
+    const bool early = below(2);
+    std::vector<Text> gone;
+    for (size_t i = running_.size(); i-- > 0;)
+      if (below(5) == 0) {
+        gone.push_back(running_[i]);
+        running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+    if (early)
+      for (const Text& text : gone) controller_.end(text.slot);
+    std::shuffle(outcomes.begin(), outcomes.end(), random_);
+    if (below(10) > 0)  // else the step failed
+      controller_.observe(outcomes, static_cast<int>(outcomes.size()) + below(2) * 300,
+                          std::array{0.0, 0.01, 4.5, 1000.0}[static_cast<size_t>(below(4))]);
+    if (!early)
+      for (const Text& text : gone) controller_.end(text.slot);
+  }
+
+  std::mt19937 random_;
+  speculation::Controller controller_;
+  std::vector<Text> running_;
+};
+
+void test_speculation() {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    Speculating played(seed);
+    for (int step = 0; step < 100; ++step) played.step();
+    played.lies();
+  }
+  using speculation::Controller, speculation::LiveCurve;
+  REFUSED(LiveCurve({1}, {1}));
+  REFUSED(LiveCurve({1, 2}, {1}));
+  REFUSED(LiveCurve({2, 3}, {1, 2}));
+  REFUSED(LiveCurve({1, 1}, {1, 2}));
+  REFUSED(LiveCurve({1, 2}, {0, 2}));
+  REFUSED(LiveCurve({1, 2}, {1, NAN}));
+  REFUSED(LiveCurve({1, kHigh}, {1, 2}));
+  REFUSED(Controller({0}, {1, 2}, {1, 2}, 8));
+  REFUSED(Controller({1}, {1, 2}, {1, 2}, 0));
+  LiveCurve curve({1, 2}, {1, 2});
+  for (const int rows : {kLow, -1, 0, 1, 2, 3, kHigh}) {
+    curve.observe(rows, 1);
+    curve.doubtful(rows);
+    CHECK(curve.at(rows) > 0);
+  }
+  // Of more namespaces than are remembered, the oldest is forgotten, but not by a sequence of it.
+  Controller many({1}, {1, 2}, {1, 2}, 8);
+  const int first = many.begin("0");
+  for (int i = 1; i < 1000; ++i) many.end(many.begin(std::to_string(i)));
+  CHECK(many.propose({first}, {7}, 1, {1}));
+  speculation::Drafts draft{{1}, {1.0}, {}, {}};
+  draft.add(0);
+  CHECK(!many.answer(draft, 0));
+  const Ints drawn{1, 1};
+  many.observe({{first, 1, 1, drawn}}, 2, 1);
+  CHECK(many.steps() == 1 && many.committed() == 2);
+}
+
 int main() {
   const std::pair<const char*, void (*)()> tests[] = {
       {"shrinking", test_shrinking},
@@ -812,6 +972,7 @@ int main() {
       {"sampling", test_sampling},
       {"batches that lie", test_batches_that_lie},
       {"suffixes", test_suffixes},
+      {"speculation", test_speculation},
       {"drafts", test_drafts},
       {"drafts that lie", test_drafts_that_lie},
   };

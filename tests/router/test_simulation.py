@@ -86,7 +86,8 @@ def test_cache_aware_beats_the_others() -> None:
 
 
 def test_the_command_prints_what_was_measured(tmp_path: Path) -> None:
-    """Promise: `tenfold simulate --json` prints one object with reuse, ideals, latencies and balance."""
+    """Promise: `tenfold simulate --json` prints one object with reuse, ideals, latencies and balance, and of
+    what trace."""
     path = tmp_path / "trace.jsonl"
     lines = [
         {
@@ -104,6 +105,8 @@ def test_the_command_prints_what_was_measured(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     figures = json.loads(result.output)
     assert figures["finished"] == 20
+    assert figures["trace"] == str(path) and figures["trace_format"].startswith("Mooncake")
+    assert (figures["trace_requests"], figures["trace_s"]) == (20, 19)
     assert 0 < figures["reuse"] <= figures["reuse_ideal_infinite"] < 1
     assert figures["ttft_ms"]["mean"] > 0 and figures["itl_ms"]["p99"] > 0
 

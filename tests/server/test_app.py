@@ -188,7 +188,7 @@ def test_a_fault_after_acceptance_ends_the_request(stream: bool, first: bool) ->
         if not first:
             flight.arrived(Chunk(id="", tokens=(40,), cached_tokens=0))
             await asyncio.sleep(0.01)
-        flight.arrived(None)  # type: ignore[arg-type]
+        flight.arrived(Chunk(id="", tokens=("no number",)))  # type: ignore[arg-type]
         await task
         return call, flights.metrics.in_flight
 

@@ -102,6 +102,24 @@ def test_several_prompts_set_out_at_once() -> None:
     assert choices.usage().prompt_tokens == 6
 
 
+@pytest.mark.parametrize(("field", "status"), [("guided_regex", 400), (None, 500)])
+def test_a_failure_says_whose_fault_it_is(field: str | None, status: int) -> None:
+    """A constraint that exceeds a limit under way is the request's own fault, named by its field: no 5xx."""
+
+    async def scenario() -> None:
+        tower = Tower()
+        choices = choices_of(tower, 1, 1)
+        choices.start()
+        id = tower.flights[0].request.id
+        tower.flights[0].arrived(Chunk(id=id, finish="error", error="over a limit", error_field=field))
+        with pytest.raises(ApiError, match="over a limit") as caught:
+            async for _ in choices.news():
+                pass
+        assert (caught.value.status, caught.value.param) == (status, field)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(("prompts", "n"), [(1, 4), (2, 2)])
 def test_without_room_for_all_none_is_left(prompts: int, n: int) -> None:
     """Whether that turns out at the start or when the others set out."""

@@ -193,6 +193,31 @@ def test_a_client_that_reads_nothing_costs_no_memory(tmp_path: Path) -> None:
     assert most - before < 64 << 20
 
 
+def test_what_waits_for_a_slow_reader_is_bounded_by_bytes_too(tmp_path: Path) -> None:
+    """One that takes a little now and then is never found by the clock: its request ends when too much waits,
+    over all its choices, and the stream says so where the client gets to it."""
+    fake = FakeConfig(max_context=1 << 20, delay_s=0.0005)
+    with running_server(tmp_path / "log", fake, unread_s=60.0) as server:
+        before = resident_bytes(server.process.pid)
+        sock = connect(server, 4096)
+        sock.sendall(message(completion(1_000_000, stream=True, logprobs=20, n=3)))
+        parts: list[bytes] = []
+        deadline = time.monotonic() + 120
+        while not idle(server):
+            parts.append(sock.recv(2000))
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert resident_bytes(server.process.pid) - before < 64 << 20
+        with sock:
+            while not parts[-1].endswith(b"0\r\n\r\n"):
+                parts.append(sock.recv(1 << 16))
+        whole = b"".join(parts)
+        (error,) = re.findall(rb'data: (\{"error":.*\})', whole)
+        assert json.loads(error)["error"]["code"] == "client_too_slow"
+        assert b"[DONE]" not in whole
+        assert server.metric('tenfold_requests_total{finish="error"}') == 3
+
+
 def test_a_client_that_reads_slowly_is_not_hung_up_on(tmp_path: Path) -> None:
     """Whoever takes something now and then gets everything."""
     with running_server(tmp_path / "log", FakeConfig(max_context=1 << 20), unread_s=1.0) as server:

@@ -101,6 +101,13 @@ def test_what_asks_for_nothing_passes(body: dict[str, Any]) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"name": 1, "schema": {}}}},
             *("response_format.json_schema.name", "invalid_value"),
         ),
+        *(
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {"name": name, "schema": {}}}},
+                *("response_format.json_schema.name", "invalid_value"),
+            )
+            for name in ("", "bad name!", "x" * 65)
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"strict": "yes", "schema": {}}}},
             *("response_format.json_schema.strict", "invalid_value"),
@@ -145,6 +152,9 @@ def test_a_constraint_that_cannot_be_enforced_never_reaches_the_worker(server: S
         ({"guided_json": "{"}, "guided_json", "invalid_value"),
         ({"guided_choice": []}, "guided_choice", "invalid_value"),
         ({"guided_grammar": "start: x"}, "guided_grammar", "invalid_value"),
+        ({"guided_regex": "(a{1000}){1000}"}, "guided_regex", "invalid_value"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar", "invalid_value"),
+        ({"guided_json": {"$ref": "#"}}, "guided_json", "invalid_value"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "invalid_value"),
     ):
         body = {"prompt": "Hi", "max_tokens": 4, "stream": True, **fields}

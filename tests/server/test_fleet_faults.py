@@ -151,6 +151,26 @@ def test_replacing_all_workers_loses_nothing(start: Callable[..., ServerProcess]
     assert "deaths=1" not in server.log.read_text()
 
 
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
+def test_a_server_that_stops_replaces_nobody(start: Callable[..., ServerProcess], first: int) -> None:
+    """Promise: what SIGHUP began ends with SIGTERM, and it begins nothing after it: a worker that nobody will
+    use is not loaded."""
+    server = start(FakeConfig(delay_s=0.02), drain_s=1.5)
+    load = Load(server, 4, 400)
+    load.under_way()
+    said = {signal.SIGHUP: "replacing worker w0", signal.SIGTERM: "stopping: "}[signal.Signals(first)]
+    server.process.send_signal(first)
+    wait_for(lambda: said in server.log.read_text())
+    if first == signal.SIGTERM:
+        server.process.send_signal(signal.SIGHUP)
+        assert server.process.wait(20) == 0
+        assert "replacing worker" not in server.log.read_text()
+    else:
+        assert server.stop() == 0
+        assert "replacing worker w1" not in server.log.read_text()
+        assert "starting the next" not in server.log.read_text()
+
+
 def test_one_worker_is_replaced_too(start: Callable[..., ServerProcess]) -> None:
     """Promise: with nobody else there, requests wait for the new one."""
     server = start(FakeConfig(delay_s=0.005), workers=1)

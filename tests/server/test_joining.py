@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Place:
         """Waits until it is ready: with ``workers=0`` somebody must be about to join."""
         return self._stack.enter_context(self.server(fake, **config))
 
-    def server(self, fake: FakeConfig = SLOW, **config: Any) -> Any:
+    def server(self, fake: FakeConfig = SLOW, **config: Any) -> AbstractContextManager[ServerProcess]:
         """The same, to be entered by the test."""
         self._started += 1
         full = {
@@ -114,8 +114,8 @@ def joined(server: ServerProcess) -> dict[str, str | None]:
 
 
 def test_a_worker_joins_serves_and_leaves_under_load(place: Place) -> None:
-    """Promise: a worker that joins gets its part of the requests, is shown with its address, and SIGTERM lets it
-    go without a lost request, a changed text or a counted death; its exit code is 0."""
+    """Promise: a worker that joins gets its part of the requests, is shown with its address, and SIGTERM lets
+    it go without a lost request, a changed text or a counted death; its exit code is 0."""
     server = place.front(workers=1)
     worker = place.worker()
     wait_for(up(server, "w0", "away"), 20)
@@ -135,7 +135,8 @@ def test_a_worker_joins_serves_and_leaves_under_load(place: Place) -> None:
 
 
 def test_a_joined_worker_that_is_killed_is_a_short_pause(place: Place) -> None:
-    """Promise: SIGKILL under load: all texts are the same; another process may take its place, by its name."""
+    """Promise: SIGKILL under load: all texts are the same; another process may take its place, by its
+    name."""
     server = place.front(workers=1)
     worker = place.worker()
     wait_for(up(server, "w0", "away"), 20)
@@ -168,8 +169,8 @@ def test_a_stopped_worker_is_cut_off_and_comes_back(place: Place) -> None:
 
 
 def test_a_long_step_elsewhere_is_not_a_stopped_worker(place: Place) -> None:
-    """Promise: a worker that says nothing for more seconds than a stopped one is allowed, but computes, is left
-    alone: it tells its CPU time meanwhile."""
+    """Promise: a worker that says nothing for more seconds than a stopped one is allowed, but computes, is
+    left alone: it tells its CPU time meanwhile."""
     worker = place.worker(FakeConfig(step_cpu_s=4.0))
     server = place.front(workers=0, accept_workers=f"127.0.0.1:{place.port}")
     assert ask(server, tokens=1) == expected.text("abc", 1, 1)
@@ -178,8 +179,8 @@ def test_a_long_step_elsewhere_is_not_a_stopped_worker(place: Place) -> None:
 
 
 def test_without_workers_of_its_own_a_server_waits_for_one(place: Place) -> None:
-    """Promise: it listens at once and says that nobody is there, in every API's form; it is ready when one has
-    joined; when that one leaves, a request is refused at once, and is served again when it is back."""
+    """Promise: it listens at once and says that nobody is there, in every API's form; it is ready when one
+    has joined; when that one leaves, a request is refused at once, and is served again when it is back."""
     http = free_port()
     url = f"http://127.0.0.1:{http}"
     ready: list[ServerProcess] = []
@@ -286,10 +287,10 @@ def test_sighup_replaces_the_fronts_own_workers_alone(place: Place) -> None:
     ],
 )
 def test_who_does_not_belong_is_turned_away(
-    shared: tuple[Place, ServerProcess], fault: dict[str, str], there: str, here: str
+    shared: tuple[Place, ServerProcess], fault: dict[str, Any], there: str, here: str
 ) -> None:
-    """Promise: a worker with another secret, model or number format ends with the reason, the front's log has it
-    too, and nothing is served by it."""
+    """Promise: a worker with another secret, model or number format ends with the reason, the front's log has
+    it too, and nothing is served by it."""
     place, server = shared
     worker = place.worker(name="wrong", **fault)
     assert worker.end() == 1

@@ -172,13 +172,26 @@ def test_no_page_may_set_an_open_server_at_work(server: ServerProcess) -> None:
     )
     assert foreign.status_code == 403
     assert "--cors-origin https://evil.example.com" in foreign.json()["error"]["message"]
+    nobody = httpx.post(f"{server.url}/v1/completions", json=BODY, headers={"origin": "null"})
+    assert nobody.status_code == 403
+    assert "--cors-origin" not in nobody.text and "--api-key-file" in nobody.text, "what can be done, no more"
     own = httpx.post(f"{server.url}/v1/completions", json=BODY, headers={"origin": server.url})
     assert own.status_code == 200
     assert "access-control-allow-origin" not in own.headers
 
 
 @pytest.mark.parametrize(
-    "origin", ["*", "null", "example.com", "https://a.com/", "https://A.com", "https://a.com:x"]
+    "origin",
+    [
+        "*",
+        "null",
+        "ftp://a.com",
+        "file://x",
+        "example.com",
+        "https://a.com/",
+        "https://A.com",
+        "https://a.com:x",
+    ],
 )
 def test_an_origin_that_cannot_be_is_refused_at_the_start(origin: str) -> None:
     """It names what was given and shows how to write one."""

@@ -8,17 +8,25 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.helpers.fake_engine import FakeConfig
+from tenfold.protocol import Pooling
+from tests.helpers.fake_engine import STATE_WIDTH, FakeConfig, embedding_of
 from tests.helpers.server_process import ROOT, ServerProcess, running_server, serving_model, wait_for
 
 SOURCE = Path(__file__).parent / "clients"
+VECTORS = [
+    list(struct.unpack(f"<{STATE_WIDTH}f", embedding_of((ord(char) - 31,) * count, Pooling(kind="mean"))))
+    for char, count in (("a", 1), ("b", 40))
+]
+"""Of these texts."""
 SCRIPTS = {
     "call": '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
     "plain": "Hello you there",
@@ -73,6 +81,7 @@ def test_openai_for_node(clients: Path, server: ServerProcess) -> None:
     assert found["call"] == call
     assert found["streamedCall"] == call
     assert found["responseCall"] == '{"a": 1}'
+    assert found["vectors"] == VECTORS
     assert found["error"] == {"status": 400, "param": "temperature", "kind": "BadRequestError"}
     assert server.metric('tenfold_requests_total{finish="abort"}') >= 1
 
@@ -85,6 +94,8 @@ def test_the_ai_package(clients: Path, server: ServerProcess) -> None:
     assert found["finish"] == "stop"
     assert found["outputTokens"] == found["streamedTokens"] == len("Hello you there") + 1
     assert (found["call"], found["callFinish"], found["streamedCall"]) == ({"a": 1}, "tool-calls", {"a": 1})
+    assert np.array(found["vectors"], np.float32).tolist() == VECTORS
+    assert found["vectorTokens"] == 41
     assert found["error"]["status"] == 400
     assert "temperature is 9" in found["error"]["message"]
     assert server.metric('tenfold_requests_total{finish="abort"}') > before

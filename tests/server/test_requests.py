@@ -183,7 +183,7 @@ def test_a_wrong_model_is_404_with_the_list() -> None:
     assert "here" in caught.value.message
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b'{"a": NaN}', b"\xff\xfe"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b'{"a": NaN}', b'{"a": 1e400}', b"\xff\xfe"])
 def test_a_body_that_is_no_json_object_is_400(body: bytes) -> None:
     """Whatever the bytes are, the answer is an error object."""
     with pytest.raises(ApiError) as caught:

@@ -307,6 +307,11 @@ def test_text_with_a_schema_may_be_a_call_instead() -> None:
     assert fits(found, "null") == (4, True)
     assert fits(found, GOOD["smollm2"])[1]
     assert fits(found, "no")[0] == 1
+    anything = chat_constraint(
+        Constraint(kind="json_schema", text="true", field="guided_json"),
+        *(use(), Sections(tools=FORMATS["smollm2"]), {}),
+    )
+    assert anything is not None and fits(anything, "[1]") == (3, True)
     for constraint, form in (
         (Constraint(kind="regex", text="a", field="regex"), "smollm2"),
         (schema, "llama3"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tenfold.speculate.acceptance import Blend, Calibration, Odds, shifted
+from tenfold._native import Blend, Calibration, Odds, shifted
 
 
 def teach(calibration: Calibration, cell: int, chance: float, trials: int, seed: int = 0) -> None:
@@ -21,8 +21,8 @@ def test_claims_are_replaced_by_what_happens(claim: float, truth: float) -> None
     calibration = Calibration(3)
     cell = calibration.cell(1, 0, claim)
     teach(calibration, cell, truth, 300)
-    assert abs(calibration.mean[cell] - truth) < 0.12
-    assert calibration.low[cell] < truth + 0.08
+    assert abs(calibration.mean(cell) - truth) < 0.12
+    assert calibration.low(cell) < truth + 0.08
 
 
 def test_a_liar_is_known_in_cells_not_seen_yet() -> None:
@@ -30,19 +30,19 @@ def test_a_liar_is_known_in_cells_not_seen_yet() -> None:
     too; claims of another class are not."""
     calibration = Calibration(4)
     fresh, other = calibration.cell(3, 2, 0.9), calibration.cell(3, 2, 0.5)
-    before = calibration.mean[fresh], calibration.mean[other]
+    before = calibration.mean(fresh), calibration.mean(other)
     teach(calibration, calibration.cell(0, 0, 0.9), 0.02, 60)
-    assert calibration.mean[fresh] < 0.2 < before[0]
-    assert calibration.mean[other] == before[1]
+    assert calibration.mean(fresh) < 0.2 < before[0]
+    assert calibration.mean(other) == before[1]
 
 
 def test_little_evidence_is_doubted_more() -> None:
     """Caution takes off much at the start and little once there are many trials."""
     calibration = Calibration(1)
     cell = calibration.cell(0, 0, 0.7)
-    at_first = calibration.mean[cell] - calibration.low[cell]
+    at_first = calibration.mean(cell) - calibration.low(cell)
     teach(calibration, cell, 0.6, 500)
-    assert at_first > 2 * (calibration.mean[cell] - calibration.low[cell]) > 0
+    assert at_first > 2 * (calibration.mean(cell) - calibration.low(cell)) > 0
 
 
 def test_a_change_is_followed() -> None:
@@ -51,7 +51,7 @@ def test_a_change_is_followed() -> None:
     cell = calibration.cell(0, 0, 0.9)
     teach(calibration, cell, 0.9, 2000)
     teach(calibration, cell, 0.05, 200, seed=1)
-    assert calibration.mean[cell] < 0.3
+    assert calibration.mean(cell) < 0.3
 
 
 def test_odds_learn_and_fade() -> None:

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tenfold.speculate.base import NO_DRAFT, Draft, DraftSequence, Outcome
 from tenfold.speculate.controller import Controller
-from tenfold.speculate.cost_curve_live import LiveCurve
-from tests.helpers.speculation import FLAT, STEEP, Clock, SimSequence, curve_of
+from tests.helpers.speculation import FLAT, STEEP, Clock, SimSequence, curve_of, live_curve_of
 
 
 class Arbitrary:
@@ -115,7 +114,7 @@ def test_limits_hold_and_nothing_breaks(data: st.DataObject) -> None:
 @given(st.lists(st.tuples(st.integers(1, 90), st.floats(0.001, 1e5)), max_size=60))
 def test_the_live_curve_stays_a_curve(steps: list[tuple[int, float]]) -> None:
     """After any steps, every time is positive and finite, and more rows never cost less than nothing."""
-    live = LiveCurve(curve_of(FLAT))
+    live = live_curve_of(FLAT)
     for rows, ms in steps:
         live.observe(rows, ms)
     assert all(0 < live.at(rows) < math.inf for rows in range(1, 100))

@@ -92,7 +92,7 @@ def test_never_slower_and_near_the_best_fixed_choice(name: str) -> None:
 @pytest.mark.parametrize("batch", [1, 3, 6, 11, 16])
 def test_unguessable_text_costs_next_to_nothing(batch: int, seed: int) -> None:
     """On text nobody can guess, asking and learning together cost at most 1.2 percent of simulated time, so
-    that the controller's own Python has room within the two percent."""
+    that the controller's own time has room within the two percent."""
     played = scenario(RANDOM, STEEP if seed % 2 else FLAT, batch, 1200 * batch if batch < 8 else 9000)
     assert play_controller(played, seed)[0].rate / play_plain(played, seed).rate >= 0.988
 

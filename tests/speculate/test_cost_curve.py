@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tenfold._native import LiveCurve
 from tenfold.backends.base import StepBatch, StepOutput
 from tenfold.speculate.cost_curve import CostCurve, measure_curve
-from tenfold.speculate.cost_curve_live import LiveCurve
 from tests.helpers.fake_program import FakeProgram
-from tests.helpers.speculation import FLAT, STEEP, Clock, curve_of
+from tests.helpers.speculation import FLAT, STEEP, Clock, curve_of, live_curve_of
 
 
 class TimedProgram(FakeProgram):
@@ -82,7 +82,7 @@ def test_curves_that_are_none() -> None:
 def test_linear_between_and_beyond() -> None:
     """Between the points and beyond the last one the curve is linear; the live one starts as the same."""
     curve = CostCurve((1, 3, 5), (2.0, 4.0, 10.0))
-    live = LiveCurve(curve)
+    live = LiveCurve(curve.rows, curve.ms)
     for rows, ms in [(1, 2.0), (2, 3.0), (3, 4.0), (4, 7.0), (5, 10.0), (7, 16.0)]:
         assert curve.at(rows) == pytest.approx(ms)
         assert live.at(rows) == pytest.approx(ms)
@@ -91,7 +91,7 @@ def test_linear_between_and_beyond() -> None:
 
 def live_after(rows: list[int], factor: float, noise: float, outliers: float, steps: int) -> LiveCurve:
     """Started with the flat curve; steps take ``factor`` times the steep one."""
-    rng, truth, live = np.random.default_rng(0), curve_of(STEEP), LiveCurve(curve_of(FLAT))
+    rng, truth, live = np.random.default_rng(0), curve_of(STEEP), live_curve_of(FLAT)
     for i in range(steps):
         ms = truth.at(rows[i % len(rows)]) * factor * float(np.exp(noise * rng.standard_normal()))
         live.observe(rows[i % len(rows)], ms * (20 if rng.random() < outliers else 1))
@@ -111,7 +111,7 @@ def test_outliers_do_not_move_it() -> None:
     """A single step that takes 100 times as long moves an estimate by at most 6 percent, also right at the
     start."""
     for before in (0, 40):
-        live = LiveCurve(curve_of(FLAT))
+        live = live_curve_of(FLAT)
         for _ in range(before):
             live.observe(1, 4.5)
         live.observe(1, 450.0)
@@ -120,7 +120,7 @@ def test_outliers_do_not_move_it() -> None:
 
 def test_unseen_goes_along_with_seen() -> None:
     """If the whole machine slows down, what was not seen for long is expected to have slowed down too."""
-    live = LiveCurve(curve_of(FLAT))
+    live = live_curve_of(FLAT)
     for _ in range(400):
         live.observe(1, 4.5)
     before = live.at(8)
@@ -131,7 +131,7 @@ def test_unseen_goes_along_with_seen() -> None:
 
 def test_what_was_seen_lately_stays() -> None:
     """If only steps of four rows become slower while plain ones are seen as often, plain ones stay."""
-    live = LiveCurve(curve_of(FLAT))
+    live = live_curve_of(FLAT)
     for i in range(200):
         live.observe(1 if i % 2 else 4, 4.5 if i % 2 else 12.0)
     assert live.at(1) == pytest.approx(4.5, rel=0.03)
@@ -142,7 +142,7 @@ def test_knows_what_it_has_not_seen() -> None:
     """A count of rows that was not seen while others changed is doubtful, and so is one not seen for 500
     steps; what was never seen, or not for long, is to be looked at, and as near as the rows allow. Seeing
     them settles it."""
-    live = LiveCurve(curve_of(FLAT))
+    live = live_curve_of(FLAT)
     for rows in (1, 2, 4, 8):
         live.observe(rows, curve_of(FLAT).at(rows))
     assert not live.doubtful(1)
@@ -167,7 +167,7 @@ def test_knows_what_it_has_not_seen() -> None:
 
 def test_a_surprise_is_looked_at_again() -> None:
     """A row count that took much longer than expected is to be timed again, soon."""
-    live = LiveCurve(curve_of(FLAT))
+    live = live_curve_of(FLAT)
     for rows in (1, 2, 4, 8):
         live.observe(rows, curve_of(FLAT).at(rows))
     assert live.to_look_at(1, 4) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenfold.protocol import SamplingParams
+from tenfold.server.answer_stream import Sections
+from tenfold.server.chat_setup import choose_chat
+from tenfold.server.endpoints import ENDPOINTS
+from tenfold.server.prepare import Preparer
+from tenfold.server.tool_formats.choose import FORMATS
 from tenfold.traffic.reading import TrafficError, TrafficRequest, contents, read_traffic
 from tests.helpers.fake_engine import VOCAB
 from tests.helpers.fake_text import FakeTokenizer, load_fake_text
 from tests.helpers.traffic import line, write_lines
+from tests.server.test_app import PLAN
+
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+]
+STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+AGENT = {
+    "messages": [
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "Rain"},
+    ],
+    "tools": TOOLS,
+    "seed": 3,
+    "max_tokens": 5,
+}
 
 
-def read(path: Path) -> list[TrafficRequest]:
-    return read_traffic(path, load_fake_text(""), VOCAB, 200)
+def read(path: Path, context: int = 2000) -> list[TrafficRequest]:
+    return read_traffic(path, load_fake_text(""), VOCAB, context)
 
 
 def test_a_line_becomes_the_request_that_the_server_would_compute(tmp_path: Path) -> None:
@@ -41,6 +68,32 @@ def test_a_line_becomes_the_request_that_the_server_would_compute(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"parallel_tool_calls": False, "stop": "x"},
+        {"tool_choice": "none"},
+        {"tools": None},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ],
+)
+def test_an_agent_s_turn_is_what_the_server_would_compute(more: dict[str, Any], tmp_path: Path) -> None:
+    """Tools, calls and what they brought: prompt, parameters and the reading of the answer are those of the
+    server's own preparation."""
+    body = AGENT | more
+    (found,) = read(write_lines(tmp_path / "t", [body]))
+    text = load_fake_text("")
+    plan = msgspec.structs.replace(PLAN, vocab_size=VOCAB, max_context=2000)
+    endpoint = ENDPOINTS["/v1/chat/completions"]
+    (choice,) = (
+        Preparer("m", plan, text, choose_chat(text)).job(endpoint, json.dumps(body).encode(), "id").choices
+    )
+    assert (found.prompt, found.params) == (choice.request.prompt, choice.request.params)
+    assert found.sections.one_call == ("parallel_tool_calls" in more)
+    assert (found.sections.tools is None) == (more.get("tool_choice") == "none" or "tools" in more)
+
+
+@pytest.mark.parametrize(
     ("data", "says"),
     [
         (b"{", "not valid JSON"),
@@ -49,10 +102,12 @@ def test_a_line_becomes_the_request_that_the_server_would_compute(tmp_path: Path
         (b"[" * 100_000, "not valid JSON"),
         (json.dumps(line(speed=9)).encode(), "unknown field speed"),
         (json.dumps(line(temperature=3)).encode(), "temperature is 3"),
+        (json.dumps(line(tools=[{"type": "function"}])).encode(), "tools[0].function"),
         (
-            json.dumps(line(tools=[{"type": "function", "function": {"name": "f"}}])).encode(),
-            "tools is not supported in recorded traffic",
+            json.dumps(line(tools=TOOLS, tool_choice="required")).encode(),
+            "tool_choice is not supported in recorded traffic: what a grammar forces",
         ),
+        (json.dumps(line(tools=STRICT)).encode(), "tools is not supported in recorded traffic"),
         (json.dumps(line(n=2)).encode(), "n is not supported in recorded traffic"),
         (
             json.dumps(line(response_format={"type": "json_object"})).encode(),
@@ -65,7 +120,7 @@ def test_a_line_becomes_the_request_that_the_server_would_compute(tmp_path: Path
         (json.dumps(line(answer=["a"])).encode(), 'answer is ["a"]; it must be a string'),
         (json.dumps(line(time="yesterday")).encode(), 'time is "yesterday"; it must be seconds'),
         (json.dumps(line(time=True)).encode(), "time is true; it must be seconds"),
-        (json.dumps(line("x" * 199)).encode(), "the model's context is 200"),
+        (json.dumps(line("x" * 1999)).encode(), "the model's context is 2000"),
         (b'{"messages": [{"role": "tool", "content": "x"}]}', "cannot begin with a tool's answer"),
     ],
 )
@@ -138,6 +193,15 @@ def test_what_a_request_is_known_by_survives_new_parameters() -> None:
     params = SamplingParams(temperature=0.5, logit_bias={7: 1.0}, seed=3)
     expected = msgspec.msgpack.encode(((1, 2), [("logit_bias", {7: 1.0}), ("seed", 3), ("temperature", 0.5)]))
     assert contents((1, 2), params) == expected
+    tools = Sections(tools=FORMATS["hermes"], tool_names=frozenset({"f"}))
+    assert contents((1, 2), params, tools) == expected, "nothing of the tools can end the answer"
+    known = {
+        contents((1, 2), params, sections)
+        for sections in (tools, replace(tools, one_call=True), replace(tools, one_call=True, tools=None))
+    }
+    assert len(known) == 3
+    stopped = msgspec.structs.replace(params, stop=("x",))
+    assert contents((1, 2), stopped, tools) != contents((1, 2), stopped)
     assert contents((1, 2), SamplingParams()) == msgspec.msgpack.encode(((1, 2), []))
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tenfold.protocol import Chunk, EngineSettings, Request, SamplingParams
+from tenfold.server.answer_stream import Sections
+from tenfold.server.tool_formats.choose import FORMATS
 from tenfold.traffic.running import EngineFault, Job, run_jobs
 from tests.helpers import expected
 from tests.helpers.fake_engine import EOS, REFUSED, FakeConfig, FakeEngine
-from tests.helpers.fake_text import load_fake_text
+from tests.helpers.fake_text import FakeTokenizer, load_fake_text, piece_of
 
 TEXT = load_fake_text("")
 
@@ -18,8 +22,8 @@ TEXT = load_fake_text("")
 class Watched(FakeEngine):
     """Notes what is under way."""
 
-    def __init__(self, max_running: int = 8) -> None:
-        super().__init__(EngineSettings(model="", max_running=max_running), FakeConfig())
+    def __init__(self, max_running: int = 8, config: FakeConfig | None = None) -> None:
+        super().__init__(EngineSettings(model="", max_running=max_running), config or FakeConfig())
         self.open: list[str] = []
         self.most = 0
         self.added: list[str] = []
@@ -85,6 +89,23 @@ def test_a_stop_string_ends_a_request_where_the_server_would() -> None:
     stream = TEXT.stream(())
     assert text[4:7] in stream.push(found.tokens) + stream.finish()
     assert not engine.has_work
+
+
+def test_an_answer_of_one_call_ends_with_it_as_the_server_s_does() -> None:
+    """With its arguments. A drafter that learnt what came behind would learn what nobody sees."""
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    said = f"Well. {call} and more"
+    tokens = tuple(FakeTokenizer().encode("@x@", add_special_tokens=False, parse_special=True))
+    sections = Sections(tools=FORMATS["hermes"], tool_names=frozenset({"f"}), one_call=True)
+    for one_call in (True, False):
+        engine = Watched(config=FakeConfig(scripts={"x": said}))
+        params = SamplingParams(seed=1, max_tokens=200)
+        job = Job("a", 1, "a", tokens, params, replace(sections, one_call=one_call))
+        (found,) = run_jobs(engine, TEXT, [job], 1)
+        text = "".join(piece_of(token) for token in found.tokens)
+        assert found.finish == "stop"
+        assert text == (said[: said.index("</tool_call>")] if one_call else said)
+        assert not engine.has_work
 
 
 def test_the_token_that_ends_an_answer_is_part_of_it() -> None:

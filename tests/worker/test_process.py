@@ -16,20 +16,33 @@ import msgspec
 import pytest
 
 import tenfold
-from tenfold.protocol import EngineSettings, Failed, FrontMessage, Ready, Start, WorkerMessage
+from tenfold.protocol import (
+    EngineSettings,
+    Failed,
+    FrontMessage,
+    Generate,
+    Ready,
+    Request,
+    SamplingParams,
+    Start,
+    WorkerMessage,
+)
 from tenfold.worker.framing import FrameReader, frame
-from tenfold.worker.process import spawn_worker
+from tenfold.worker.process import ENGINE_BUILDER, spawn_worker
 from tests.helpers.fake_engine import FakeConfig
+from tests.helpers.model_files import random_weights, tiny_config, write_gguf_model
 from tests.helpers.server_process import BUILDER, ROOT, wait_for
 
 
 @contextmanager
-def worker(config: FakeConfig) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket, WorkerMessage]]:
-    """A worker that was told to start, and its first message."""
-    process, sock = spawn_worker(BUILDER)
+def worker(
+    config: FakeConfig | str,
+) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket, WorkerMessage]]:
+    """A worker that was told to start, and its first message; of a fake, or of the model at a path."""
+    process, sock = spawn_worker(BUILDER if isinstance(config, FakeConfig) else ENGINE_BUILDER)
     try:
-        sock.settimeout(20)
-        model = msgspec.json.encode(config).decode()
+        sock.settimeout(60)
+        model = config if isinstance(config, str) else msgspec.json.encode(config).decode()
         message: FrontMessage = Start(settings=EngineSettings(model=model, max_running=3))
         sock.sendall(frame(message))
         reader = FrameReader(msgspec.msgpack.Decoder(WorkerMessage))
@@ -51,6 +64,26 @@ def test_ready_tells_the_plan_and_the_end_of_the_socket_ends_the_process() -> No
         assert (plan.max_context, plan.max_running, plan.format_bytes) == (99, 3, {"q4": 1000})
         sock.close()
         assert process.wait(10) == 0
+
+
+def test_a_worker_whose_front_was_killed_says_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whether it works or rests, with a real engine: no line of what its libraries were left with."""
+    pytest.importorskip("tenfold._native", reason="needs the built core")
+    config = tiny_config("llama")
+    model = str(write_gguf_model(tmp_path / "m.gguf", config, random_weights(config)))
+    for busy in (False, True):
+        with worker(model) as (process, sock, message):
+            assert isinstance(message, Ready)
+            if busy:
+                params = SamplingParams(max_tokens=None, ignore_eos=True)
+                sock.sendall(frame(Generate(request=Request(id="a", prompt=(1, 2), params=params))))
+                sock.recv(1)
+            sock.close()
+            assert process.wait(60) == 0
+    captured = capfd.readouterr()
+    assert captured.err + captured.out == ""
 
 
 def test_a_model_that_cannot_be_loaded_is_said_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:

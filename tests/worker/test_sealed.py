@@ -56,7 +56,8 @@ def test_neither_side_goes_on_without_the_secret() -> None:
 
 
 def test_an_answer_heard_before_or_ones_own_proof_opens_nothing() -> None:
-    """Promise: proofs hold for one connection and one side: a recorded one, and a mirrored one, are worthless."""
+    """Promise: proofs hold for one connection and one side: a recorded one, and a mirrored one, are
+    worthless."""
     first, second = FrontGreeting(SECRET), FrontGreeting(SECRET)
     answer = WorkerGreeting(SECRET, first.hello).answer
     first.check(answer)
@@ -86,7 +87,7 @@ def test_a_changed_bit_is_never_believed(sent: list[bytes], data: st.DataObject)
     got: list[bytes] = []
     try:
         for at in range(len(stream)):
-            got += front.unsealer.feed(stream[at : at + 1])
+            got += front.unsealer.feed(bytes(stream[at : at + 1]))
     except NotTrusted:
         pass
     assert got == sent[: len(got)] and len(got) < len(sent)

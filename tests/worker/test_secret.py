@@ -30,15 +30,15 @@ def test_a_file_that_others_can_open_is_refused(tmp_path: Path, mode: int) -> No
 
 def test_a_short_secret_is_refused(tmp_path: Path) -> None:
     """Promise: as is one that could be guessed; the error does not quote it."""
-    with pytest.raises(ValueError, match="has 6 characters.*openssl rand") as caught:
+    with pytest.raises(ValueError, match=r"has 6 characters.*openssl rand") as caught:
         load_secret(written(tmp_path, "hunter\n"))
     assert "hunter" not in str(caught.value)
 
 
 def test_addresses() -> None:
     """Promise: host and port, of both families; everything else is refused by the option's name."""
-    assert parse_address("10.0.0.1:7001", "--join") == ("10.0.0.1", 7001)
-    assert parse_address("[fd00::1]:7001", "--join") == ("fd00::1", 7001)
+    assert parse_address("10.0.0.1:7001", "join") == ("10.0.0.1", 7001)
+    assert parse_address("[fd00::1]:7001", "join") == ("fd00::1", 7001)
     for wrong in ("", "7001", ":7001", "host", "host:", "host:x", "host:70000", "fd00::1:7001", "host:-1"):
-        with pytest.raises(ValueError, match="--join is .*write it like"):
-            parse_address(wrong, "--join")
+        with pytest.raises(ValueError, match=r"join is .*write it like"):
+            parse_address(wrong, "join")

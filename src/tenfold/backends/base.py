@@ -120,6 +120,9 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Also hand back the raw logits."""
     want_features: bool = False
     """Also hand back the values that the program was compiled with as ``taps``."""
+    state_rows: Int32s | None = None
+    """[M] ascending indices of rows whose final hidden states are wanted, with logits or without. None: of no
+    row; ``ProgramInfo.state_width`` must not be 0 else."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +140,8 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """[N, vocab]"""
     features: Floats | None = None
     """[N, sum of the taps' widths], the taps side by side in their order."""
+    states: Floats | None = None
+    """[M, state_width] final hidden states: behind the last norm, before the output matrix."""
 
 
 class WeightReport(msgspec.Struct, frozen=True):
@@ -169,6 +174,8 @@ class ProgramInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     """Packed weights read by a step of one row."""
     weights: tuple[WeightReport, ...]
+    state_width: int = 0
+    """Width of the final hidden states that steps can hand back; 0: they cannot."""
 
 
 class Program(Protocol):

@@ -30,6 +30,7 @@ from tenfold.graph.ops import (
     WeightSpec,
 )
 from tenfold.graph.rope import rope_frequencies
+from tenfold.graph.states import FinalStates
 
 NO_NORM = (-1, 0.0, 0.0)
 
@@ -103,7 +104,8 @@ class Lowering:
     """One graph on its way into a program of the core: from names of values to indices.
 
     ``own`` are values that must outlast the graph: their memory is nobody else's, before or after. ``taps``
-    are values that are handed back, with the columns where. ``fused`` is that of `CompileOptions`.
+    are values that are handed back, with the columns where; ``states`` are the final states, which can be.
+    ``fused`` is that of `CompileOptions`.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Lowering:
         weights: Weights,
         *,
         taps: Sequence[tuple[str, int]] = (),
+        states: FinalStates | None = None,
         own: Collection[str] = (),
         fused: bool = True,
     ) -> None:
@@ -120,6 +123,7 @@ class Lowering:
         self.graph = graph
         self.weights = weights
         self.taps = taps
+        self.states = states
         self.own = own
         self.fused = fused
         # What is handed in comes first: it may be read from memory that a later op writes.
@@ -187,9 +191,8 @@ class Lowering:
                 output = self._output(op.output, op.input in self.selected, self._dying(op.residual, index))
                 core.add_norm(source, self._norm(op.norm), residual, output)
             case RMSNorm():
-                spec = NormSpec(weight=op.weight, eps=op.eps, weight_offset=op.weight_offset)
                 output = self._output(op.output, op.inputs[0] in self.selected)
-                core.add_norm(self.slots[op.inputs[0]], self._norm(spec), -1, output)
+                core.add_norm(self.slots[op.inputs[0]], self._norm(_spec(op)), -1, output)
             case Scale():
                 output = self._output(op.output, op.inputs[0] in self.selected)
                 core.add_scale(self.slots[op.inputs[0]], op.factor, output)
@@ -209,6 +212,8 @@ class Lowering:
             case Input():
                 core.add_input(self._output(op.output, False))
             case SelectRows():
+                if self.states is not None and op.inputs == (self.states.source,):
+                    core.add_states(self.slots[self.states.source], self._norm(_spec(self.states.norm)))
                 core.add_select(self.slots[op.inputs[0]], self._output(op.output, True))
             case Softcap():
                 name = op.inputs[0]
@@ -282,6 +287,10 @@ class Lowering:
             frequencies, factor = rope_frequencies(rope)
             self.ropes[key] = self.core.add_rope(frequencies.tolist(), factor)
         return self.ropes[key]
+
+
+def _spec(norm: RMSNorm) -> NormSpec:
+    return NormSpec(weight=norm.weight, eps=norm.eps, weight_offset=norm.weight_offset)
 
 
 def _inputs(op: AnyFusedOp) -> Sequence[str]:

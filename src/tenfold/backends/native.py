@@ -28,7 +28,9 @@ from tenfold.checkpoint.base import Checkpoint
 from tenfold.graph.graph import Graph
 from tenfold.graph.passes import fuse
 from tenfold.graph.recurrent import RecurrentGraph
+from tenfold.graph.states import final_states
 
+_NO_ROWS = np.zeros(0, np.int32)
 _NO_MASKS = np.zeros((0, 0), np.uint32)
 
 
@@ -38,7 +40,7 @@ def choose_isa(requested: str) -> tuple[str, str]:
     if requested == "auto":
         return levels[0], "best that this machine has"
     if requested not in levels:
-        raise ValueError(f"isa: this machine cannot run {requested}; it can run {', '.join(levels)}")
+        raise ValueError(f"isa (--isa): this machine cannot run {requested}; it can run {', '.join(levels)}")
     return requested, "asked for"
 
 
@@ -61,6 +63,7 @@ class NativeBackend:
         isa, isa_why = choose_isa(options.isa)
         threads, threads_why = choose_threads(options.threads)
         taps = feature_columns(graph, options.taps)
+        states = final_states(graph)
         fused = fuse(graph, options.taps)
         kv_format = resolve_kv_format(options.kv_format, options.format)
         max_logit_rows = min(options.max_logit_rows, options.max_rows)
@@ -76,7 +79,7 @@ class NativeBackend:
             kv_bias=options.kv_bias,
         )
         weights = Weights(core, checkpoint, options.format)
-        lowering = Lowering(core, fused, weights, taps=taps, fused=options.fused)
+        lowering = Lowering(core, fused, weights, taps=taps, states=states, fused=options.fused)
         core.finish(lowering.run())
         core.run_modular(not options.fused)
         info = ProgramInfo(
@@ -94,6 +97,7 @@ class NativeBackend:
             page_bytes=core.page_bytes(),
             weight_bytes=lowering.step_bytes,
             weights=tuple(weights.reports),
+            state_width=0 if states is None else states.norm.width,
         )
         return NativeProgram(core, info)
 
@@ -148,7 +152,7 @@ class NativeProgram:
     def step(self, batch: StepBatch) -> StepOutput:
         """Runs one step without the GIL."""
         s = batch.sampling
-        tokens, logprobs, top_tokens, top_logprobs, logits, features = self._core.step(
+        tokens, logprobs, top_tokens, top_logprobs, logits, features, states = self._core.step(
             batch.tokens,
             batch.positions,
             batch.row_offsets,
@@ -176,6 +180,7 @@ class NativeProgram:
             s.logprobs,
             batch.want_logits,
             batch.want_features,
+            _NO_ROWS if batch.state_rows is None else batch.state_rows,
         )
         return StepOutput(
             tokens=tokens,
@@ -184,6 +189,7 @@ class NativeProgram:
             top_logprobs=top_logprobs,
             logits=logits,
             features=features,
+            states=states,
         )
 
     def copy_rows(self, source: int, target: int, rows: int) -> None:

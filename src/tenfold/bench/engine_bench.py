@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from tqdm import tqdm
 
 from tenfold import _native
 from tenfold.backends.base import ProgramInfo, StepBatch
@@ -28,6 +26,7 @@ from tenfold.checkpoint.locate import locate
 from tenfold.config import ServeConfig, format_bytes
 from tenfold.engine.engine import Engine
 from tenfold.engine.limits import EngineConfig
+from tenfold.progress import Progress
 from tenfold.server.text import load_text
 
 PREFILL_ROWS = 512
@@ -328,22 +327,27 @@ def _sample(
         ]
     samples: dict[str, list[float]] = {name: [] for name in tasks}
     fewest, most = ROUNDS
-    with tqdm(total=total_s, disable=not sys.stderr.isatty(), unit="s", bar_format="{l_bar}{bar}|") as bar:
+    with Progress(len(filling), "steps", "filling the cache") as bar:
         for number, batch in enumerate(filling):
-            bar.set_description(f"filling the cache: {number} of {len(filling)} steps")
+            bar.at(number)
             sequence.time([batch])
-        for name, task in tasks.items():
-            bar.set_description(f"warming up: {name}")
+    with Progress(len(tasks), "measurements", "warming up") as bar:
+        began = time.perf_counter()
+        for number, (name, task) in enumerate(tasks.items()):
+            bar.at(number, note=name)
             task()
+        round_s = time.perf_counter() - began
+    expected_s = max(total_s, fewest * round_s)
+    with Progress(expected_s, "s", "measuring") as bar:
         began = time.perf_counter()
         for number in range(most):
             spent = time.perf_counter() - began
             if number >= fewest and spent >= total_s:
                 break
             for name, task in tasks.items():
-                bar.set_description(name)
+                bar.at(note=f"round {number + 1} of at least {fewest}, {name}")
                 samples[name] += task()
-            bar.update(min(total_s, time.perf_counter() - began) - bar.n)
+                bar.at(min(expected_s, time.perf_counter() - began))
     return samples
 
 

@@ -15,7 +15,7 @@ from tenfold.server.text import Text
 from tenfold.speculate.base import DrafterReport, SpeculationReport
 from tenfold.traffic.reading import TrafficRequest
 from tenfold.traffic.repetition import repetitive
-from tenfold.traffic.running import Done, Job, run_jobs
+from tenfold.traffic.running import Done, Job, job_of, run_jobs
 from tenfold.worker.loop import EngineLike
 
 REQUESTS_A_STREAM = 4
@@ -130,7 +130,7 @@ def replay(
     generated = 0
     before = recorder.report()
     for number, turn in enumerate(turns_of(requests, streams)):
-        jobs = [Job(str(one.line), one.line, one.conversation, one.prompt, one.params) for one in turn]
+        jobs = [job_of(one) for one in turn]
         order = (plain, speculative) if number % 2 == 0 else (speculative, plain)
         found = {side: side.run(jobs) for side in order}
         (plain_s, first), (speculative_s, second) = found[plain], found[speculative]

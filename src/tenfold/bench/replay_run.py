@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from tqdm import tqdm
 
 from tenfold.backends.base import ProgramInfo
 from tenfold.bench.recording import Recorder
 from tenfold.bench.replay import Side, replay
 from tenfold.bench.replay_report import ReplayReport, report
-from tenfold.bench.survey import SURVEYED, Survey, forecast_line, read_survey
+from tenfold.bench.survey import SURVEYED, Sort, Survey, forecast_line, read_survey
 from tenfold.bench.survey_run import build_speculating, take_survey, warm_up
 from tenfold.bench.version import version
 from tenfold.checkpoint.locate import locate
 from tenfold.config import ServeConfig
+from tenfold.progress import Progress
 from tenfold.server.text import Text, load_text
 from tenfold.speculate.cost_curve import CostCurve, measure_curve
 from tenfold.traffic.answering import MAX_ANSWER, answer_params
@@ -123,17 +123,17 @@ def replay_on(
 ) -> ReplayReport:
     """Replays these requests; what ``survey`` lets expect, and progress, go to standard error. Raises
     ValueError."""
-    forecast = survey.forecast(sides.curve, Counter(one.kind for one in requests), settings.streams)
+    sorts = Counter(Sort(one.kind, one.params.temperature > 0) for one in requests)
+    forecast = survey.forecast(sides.curve, sorts, settings.streams)
     print(forecast_line(forecast), file=sys.stderr, flush=True)
     own = [
         msgspec.structs.replace(one, params=answer_params(one.params, "own", settings.max_answer))
         for one in requests
     ]
-    with tqdm(total=len(own), disable=not sys.stderr.isatty(), unit="request", desc="replaying") as bar:
+    with Progress(len(own), "requests", "replaying") as bar:
 
         def progress(done: int, tokens: int) -> None:
-            bar.set_postfix_str(f"{tokens} tokens", refresh=False)
-            bar.update(done - bar.n)
+            bar.at(done, note=f"{tokens} tokens")
 
         result = replay(sides.plain, sides.speculative, own, settings.streams, progress)
     return report(

@@ -35,8 +35,22 @@ LEAST = 0.001
 """Survival of tokens that never stood: they were checked, and their rows cost time."""
 
 
+class Sort(NamedTuple):
+    """Requests that drafts fare alike in: what the target draws with noise is harder to guess."""
+
+    kind: str
+    """The class of traffic."""
+    sampled: bool
+    """At a temperature above 0."""
+
+    @property
+    def name(self) -> str:
+        """In the evidence."""
+        return f"{self.kind}, {'sampled' if self.sampled else 'greedy'}"
+
+
 class ClassSurvey(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of traffic, but for answers that go in circles."""
+    """One sort of traffic, but for answers that go in circles."""
 
     answers: int
     decode_tokens: int
@@ -48,7 +62,8 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     """Of requests that were computed one after another."""
 
     classes: dict[str, ClassSurvey] = {}
-    """Those of which anything is known."""
+    """By the name of the sort, and all of a class by that of the class, for a class that is too small to be
+    parted: those of which anything is known."""
     costs: dict[str, AskingCost] = {}
     """By drafter."""
     deciding_ms: float = 0.0
@@ -56,30 +71,49 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     overhead_ms: float = 0.0
     """Of a step, beyond all that: with speculation and without."""
 
-    def forecast(self, curve: CostCurve, requests: Mapping[str, int], sequences: int = 1) -> dict[str, float]:
+    def forecast(
+        self, curve: CostCurve, requests: Mapping[Sort, int], sequences: int = 1
+    ) -> dict[str, float]:
         """The speed-up of decoding by class, where steps cost what ``curve`` says and ``sequences`` decode
-        together; and of all ``requests`` (how many of each class) as ``overall``, if each class is known."""
+        together; and of all ``requests`` (how many of each sort) as ``overall``. Of a class that has requests
+        of an unknown sort nothing is forecast, nor then of all."""
         curve = CostCurve(curve.rows, tuple(ms + self.overhead_ms for ms in curve.ms))
-        found = {
-            kind: forecast(
-                curve,
-                self.classes[kind].situations,
-                self.costs,
-                sequences=sequences,
-                deciding_ms=self.deciding_ms,
-            ).speedup
-            for kind in requests
-            if kind in self.classes
-        }
-        if len(found) == len(requests):
-            tokens = {
-                kind: count * self.classes[kind].decode_tokens / self.classes[kind].answers
-                for kind, count in requests.items()
-            }
-            found["overall"] = sum(tokens.values()) / sum(
-                tokens[kind] / speedup for kind, speedup in found.items()
+        tokens: dict[str, float] = {}
+        spent: dict[str, float] = {}
+        unknown = set()
+        for sort, count in requests.items():
+            known = self.classes.get(sort.name, self.classes.get(sort.kind))
+            if known is None:
+                unknown.add(sort.kind)
+                continue
+            found = forecast(
+                curve, known.situations, self.costs, sequences=sequences, deciding_ms=self.deciding_ms
             )
-        return found
+            expected = count * known.decode_tokens / known.answers
+            tokens[sort.kind] = tokens.get(sort.kind, 0.0) + expected
+            spent[sort.kind] = spent.get(sort.kind, 0.0) + expected / found.speedup
+        speedups = {kind: tokens[kind] / spent[kind] for kind in tokens if kind not in unknown}
+        if speedups and not unknown:
+            speedups["overall"] = sum(tokens.values()) / sum(spent.values())
+        return speedups
+
+    @classmethod
+    def merged(cls, surveys: Sequence[Survey]) -> Survey:
+        """Several of the same machine, of different sorts of requests; their costs are averaged."""
+        count = max(1, len(surveys))
+        costs: dict[str, AskingCost] = {}
+        for name in dict.fromkeys(name for survey in surveys for name in survey.costs):
+            every = [survey.costs[name] for survey in surveys if name in survey.costs]
+            costs[name] = AskingCost(
+                call_ms=sum(one.call_ms for one in every) / len(every),
+                each_ms=sum(one.each_ms for one in every) / len(every),
+            )
+        return cls(
+            classes={sort: known for survey in surveys for sort, known in survey.classes.items()},
+            costs=costs,
+            deciding_ms=sum(survey.deciding_ms for survey in surveys) / count,
+            overhead_ms=sum(survey.overhead_ms for survey in surveys) / count,
+        )
 
 
 class Step(NamedTuple):
@@ -108,6 +142,7 @@ class Surveyor(Recorder):
         self._first = self._before = speculator.report()
         self._steps: list[Step] = []
         self._kept: dict[str, list[tuple[Done, list[Step]]]] = {}
+        self._all: list[tuple[Done, list[Step]]] = []
         self._calls_s = self._noting_s = 0.0
 
     def begin(self, sequence: DraftSequence) -> None:
@@ -157,13 +192,15 @@ class Surveyor(Recorder):
     def keep(self, kind: str, done: Done) -> None:
         """The steps since the last call were those of this request."""
         self.take(done.job.id)
-        self._kept.setdefault(kind, []).append((done, self._steps))
+        for name in (kind, Sort(kind, done.job.params.temperature > 0).name):
+            self._kept.setdefault(name, []).append((done, self._steps))
+        self._all.append((done, self._steps))
         self._steps = []
 
     def survey(self) -> Survey:
         """What was found in all that was kept."""
         names = [drafter.name for drafter in self._before.drafters]
-        every = [one for kept in self._kept.values() for one in kept]
+        every = self._all
         costs, asking_ms = self._costs()
         count = max(1, sum(len(steps) for _, steps in every))
         calls_ms = 1e3 * self._calls_s

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from tqdm import tqdm
 
 from tenfold.backends.base import Program, ProgramInfo
 from tenfold.bench.prompts import windows
@@ -16,13 +13,14 @@ from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.locate import locate
 from tenfold.config import ServeConfig
 from tenfold.graph.graph import Graph
+from tenfold.progress import Progress
 from tenfold.protocol import EngineSettings, SamplingParams
 from tenfold.server.text import Text, load_text
 from tenfold.speculate.base import Speculator
 from tenfold.speculate.build import SpeculationSettings, build_speculator
 from tenfold.traffic.answering import answer_params
 from tenfold.traffic.reading import TrafficRequest
-from tenfold.traffic.running import Job, run_jobs
+from tenfold.traffic.running import Job, job_of, run_jobs
 from tenfold.worker.build import Target, build_target
 from tenfold.worker.loop import EngineLike
 
@@ -37,10 +35,22 @@ def take_survey(
     drafter: Path | None,
     choose: Callable[[Text, ProgramInfo], Sequence[TrafficRequest]],
     max_answer: int,
+    modes: Sequence[str] = ("own",),
 ) -> Survey:
-    """Computes the requests that ``choose`` says, with progress on standard error. The engine is a fresh one,
-    as that of a replay is: what its suffix drafter learns here would be known there. Raises ValueError or
-    OSError for a model, drafter or requests that cannot be used."""
+    """Computes the requests that ``choose`` says, in each of the ``modes`` (see `answer_params`), with
+    progress on standard error. The engine is a fresh one for each mode, as that of a replay is: what its
+    suffix drafter learns here would be known there, and with an answer in one mode that in another is half
+    known. Raises ValueError or OSError for a model, drafter or requests that cannot be used."""
+    return Survey.merged([_survey(config, drafter, choose, max_answer, mode) for mode in modes])
+
+
+def _survey(
+    config: ServeConfig,
+    drafter: Path | None,
+    choose: Callable[[Text, ProgramInfo], Sequence[TrafficRequest]],
+    max_answer: int,
+    mode: str,
+) -> Survey:
     path = str(locate(config.model))
     text = load_text(path)
     target = build_speculating(config.engine_settings(path), drafter, Surveyor)
@@ -48,18 +58,13 @@ def take_survey(
         surveyor = target.speculator
         assert isinstance(surveyor, Surveyor)
         requests = {str(one.line): one for one in choose(text, target.program.info)}
-        jobs = [
-            Job(id, one.line, one.conversation, one.prompt, answer_params(one.params, "own", max_answer))
-            for id, one in requests.items()
-        ]
+        jobs = [job_of(one, id, answer_params(one.params, mode, max_answer)) for id, one in requests.items()]
         warm_up(target.engine, text)
         surveyor.forget()
-        with tqdm(
-            total=len(jobs), disable=not sys.stderr.isatty(), unit="request", desc="forecasting"
-        ) as bar:
-            for done in run_jobs(target.engine, text, jobs, 1):
+        with Progress(len(jobs), "requests", "forecasting") as bar:
+            for number, done in enumerate(run_jobs(target.engine, text, jobs, 1), 1):
                 surveyor.keep(requests[done.job.id].kind, done)
-                bar.update()
+                bar.at(number)
         return surveyor.survey()
     finally:
         target.engine.close()

@@ -21,7 +21,6 @@ import functools
 import json
 import math
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from tenfold.bench.shapes import SHAPES, Shape, SynthFormat
 from tenfold.checkpoint.gguf import GGUFFile
@@ -37,6 +35,7 @@ from tenfold.checkpoint.gguf_write import NewTensor, write_gguf
 from tenfold.checkpoint.locate import locate
 from tenfold.config import format_bytes
 from tenfold.formats.ggml import GGML_TYPES
+from tenfold.progress import Progress
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -73,7 +72,7 @@ class SynthFile(msgspec.Struct, frozen=True):
 
 
 def run(shape: str, requested: SynthFormat, path: Path, seed: int, force: bool, as_json: bool) -> str:
-    """Writes the file with a progress bar and returns the report, text or one JSON object.
+    """Writes the file with progress on standard error and returns the report, text or one JSON object.
 
     Raises ValueError for a file that is there already, unless ``force``, and for what is there and is no
     file (a folder, a device); and as `write_model` does.
@@ -83,10 +82,15 @@ def run(shape: str, requested: SynthFormat, path: Path, seed: int, force: bool, 
         raise ValueError(f"{path} is there already; {remedy}")
     tensors = model_tensors(SHAPES[shape], requested, seed)
     total = sum(tensor.size for tensor in tensors)
-    with tqdm(
-        total=total, unit="B", unit_scale=True, disable=not sys.stderr.isatty(), desc=path.name, leave=False
-    ) as bar:
-        size = write_model(SHAPES[shape], tensors, path, f"{shape} with random weights", bar.update)
+    written = 0
+    with Progress(total / 1e6, "MB", path.name) as bar:
+
+        def progress(size: int) -> None:
+            nonlocal written
+            written += size
+            bar.at(written / 1e6)
+
+        size = write_model(SHAPES[shape], tensors, path, f"{shape} with random weights", progress)
     types: dict[str, int] = {}
     for tensor in tensors:
         name = GGML_TYPES[tensor.kind].name

@@ -13,6 +13,8 @@ from tenfold.checkpoint.stored import StoredWeight, StoredWeights
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_BARE = ("embed_tokens.", "layers.", "norm.")
+"""How names begin where a model was saved without its output head, as embedding models are."""
 
 
 class FolderCheckpoint(StoredWeights):
@@ -48,16 +50,17 @@ class FolderCheckpoint(StoredWeights):
     def _open_file(self, name: str) -> dict[str, StoredWeight]:
         file = SafetensorsFile(os.path.join(self.path, name))
         self._files.append(file)
-        return {
-            tensor_name: StoredWeight(
-                TensorInfo(
-                    tensor_name, tensor.shape, tensor.kind.name, tensor.size, file.path, tensor.offset
-                ),
-                tensor.kind,
-                file.mapped,
-            )
-            for tensor_name, tensor in file.tensors.items()
-        }
+        weights: dict[str, StoredWeight] = {}
+        for stored_name, tensor in file.tensors.items():
+            name = _canonical_name(stored_name)
+            if name in weights:
+                raise CheckpointError(
+                    f"{file.path}: tensor {stored_name!r:.80} (byte {tensor.offset}) is there twice, with "
+                    "model. before its name and without"
+                )
+            info = TensorInfo(name, tensor.shape, tensor.kind.name, tensor.size, file.path, tensor.offset)
+            weights[name] = StoredWeight(info, tensor.kind, file.mapped)
+        return weights
 
     def _open_shards(self) -> dict[str, StoredWeight]:
         index_path = os.path.join(self.path, _INDEX)
@@ -81,6 +84,11 @@ class FolderCheckpoint(StoredWeights):
                     )
                 weights[name] = weight
         for name, shard in weight_map.items():
+            name = _canonical_name(name)
             if name not in weights or os.path.basename(weights[name].info.file) != shard:
                 raise CheckpointError(f"{index_path}: tensor {name!r:.80} is not in {shard}")
         return weights
+
+
+def _canonical_name(name: str) -> str:
+    return f"model.{name}" if name.startswith(_BARE) else name

@@ -18,8 +18,8 @@ _MODEL_TYPES = {
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
 }
-_IRRELEVANT = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
-"""Keys that say nothing the tensors do not say, or nothing about computing."""
+_IRRELEVANT = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type"}
+"""Keys that say nothing the tensors do not say, or nothing about computing; pooling is `pooling.py`'s."""
 
 
 def architecture_of(metadata: dict[str, Any], path: str) -> str:

@@ -28,7 +28,11 @@ class MappedFile:
             with open_regular(path) as file:
                 self.size = os.fstat(file.fileno()).st_size
                 if self.size == 0:
-                    raise CheckpointError(f"{path}: the file is empty")
+                    # Those that a system makes up as they are read (/proc, /sys) have no size.
+                    what = (
+                        "the file is empty" if not file.read(1) else "not a file on a disk, so it has no size"
+                    )
+                    raise CheckpointError(f"{path}: {what}; a model is a GGUF file or a folder")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tenfold.bench.shapes import SHAPES, SYNTH_FORMATS, SynthFormat
-from tenfold.cli.options import config_of, engine_options, say
+from tenfold.cli.options import MAX_SEED, config_of, engine_options, say
 from tenfold.config import FORMATS
 
 
@@ -38,7 +39,7 @@ def inspect(model: str, as_json: bool, requested: str, context: int) -> None:
 @click.command()
 @click.argument("model")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-@engine_options
+@partial(engine_options, kv_memory=False)
 def bench(model: str, as_json: bool, **options: Any) -> None:
     """Measure the engine with MODEL on this machine, without HTTP.
 
@@ -64,7 +65,9 @@ def bench(model: str, as_json: bool, **options: Any) -> None:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="The GGUF file to write."
 )
-@click.option("--seed", type=click.IntRange(0), default=0, help="The same seed gives the same file.")
+@click.option(
+    "--seed", type=click.IntRange(0, MAX_SEED), default=0, help="The same seed gives the same file."
+)
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print path, bytes and parameters as JSON.")
 def synth(shape: str, requested: SynthFormat, output: Path, seed: int, force: bool, as_json: bool) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-from tenfold.config import FORMATS, ISAS, KV_FORMATS, SPECULATE, ServeConfig
+from tenfold.config import FORMATS, ISAS, KV_FORMATS, SPECULATE, OptionError, ServeConfig
+
+MAX_SEED = 2**64 - 1
+"""Of commands that make something at random."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,8 +33,17 @@ def size(value: str) -> int:
         ) from None
 
 
-def engine_options(command: F) -> F:
-    """The options that decide how a model is loaded."""
+_KV_MEMORY = click.option(
+    "--kv-memory",
+    "kv_memory_bytes",
+    type=size,
+    metavar="SIZE",
+    help="Memory for the KV cache, like 2GiB. Default: up to a quarter of what is free.",
+)
+
+
+def engine_options(command: F, kv_memory: bool = True) -> F:
+    """The options that decide how a model is loaded, with that for KV memory or without."""
     for option in reversed(
         (
             click.option(
@@ -52,18 +65,13 @@ def engine_options(command: F) -> F:
                 default="auto",
                 help="What the KV cache is held in: bf16, or f32 with f32 weights; q8 takes half of bf16.",
             ),
-            click.option(
-                "--kv-memory",
-                "kv_memory_bytes",
-                type=size,
-                metavar="SIZE",
-                help="Memory for the KV cache, like 2GiB. Default: up to a quarter of what is free.",
-            ),
+            _KV_MEMORY,
             click.option("--max-batch-tokens", type=int, default=512, help="Most tokens in a step."),
             click.option("--max-running", type=int, default=64, help="Most requests computed at once."),
         )
     ):
-        command = option(command)
+        if kv_memory or option is not _KV_MEMORY:
+            command = option(command)
     return command
 
 
@@ -83,13 +91,41 @@ def speculation_options(command: F) -> F:
 
 
 class Commands(click.Group):
-    """Shows an expected error as one line; exit code 1, or 2 when the command line is at fault."""
+    """Shows an expected error as one line; exit code 1, or 2 when the command line is at fault. What the
+    message calls by its name in Python is called by its option here."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except (ValueError, OSError) as error:
-            raise click.ClickException(str(error)) from None
+            from tenfold.limits import RequestError
+
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            fields: tuple[str, ...] = ()
+            if isinstance(error, OptionError):
+                fields = error.fields
+            elif isinstance(error, RequestError):
+                fields = (error.field.partition("[")[0],)
+            text, ours = _by_options(str(error), fields, command)
+            raise click.UsageError(text) if ours else click.ClickException(text) from None
+
+
+def _by_options(text: str, fields: tuple[str, ...], command: click.Command | None) -> tuple[str, bool]:
+    """An error's text with options in the place of fields, and whether one of them is of this command."""
+    ours = False
+    for param in command.params if command is not None else ():
+        if param.name in fields:
+            ours = True
+            option = (
+                max(param.opts, key=len) if isinstance(param, click.Option) else param.human_readable_name
+            )
+            text = re.sub(rf"(?<![\w./-]){param.name}(?![\w/-])", option, short(text))
+    return short(text), ours
+
+
+def short(text: str) -> str:
+    """Where a message has a field with its option behind it, the option alone."""
+    return re.sub(r"\b\w+ \((--[a-z-]+)\)", r"\1", text)
 
 
 def say(text: str, nl: bool = True) -> None:
@@ -105,8 +141,5 @@ def say(text: str, nl: bool = True) -> None:
 
 
 def config_of(model: str, options: dict[str, Any]) -> ServeConfig:
-    """The settings that the options make up. Raises UsageError for one that is out of range."""
-    try:
-        return ServeConfig(model=model, **options)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+    """The settings that the options make up. Raises OptionError for one that is out of range."""
+    return ServeConfig(model=model, **options)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tenfold.cli.options import config_of, engine_options, say, size, speculation_options
+from tenfold.cli.options import config_of, engine_options, say, short, size, speculation_options
 from tenfold.config import LOG_FORMATS, REASONING_FORMATS, TOOL_FORMATS, ResolvedPlan
 from tenfold.router.policies import POLICIES
 
@@ -68,20 +68,21 @@ GENERATE_MAX_TOKENS = 512
 @click.option(
     "--accept-workers",
     metavar="HOST:PORT",
-    help="Let workers of other machines join here (`tenfold worker --join`). Authenticated, not encrypted: an "
-    "address of a network of your own.",
+    help="Let workers of other machines join here (`tenfold worker --join`). Authenticated, not encrypted: "
+    "an address of a network of your own.",
 )
 @click.option(
     "--secret-file",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="The secret that such workers have too: one line of 32 or more characters, readable by its owner alone.",
+    help="The secret that such workers have too: one line of 32 or more characters, readable by its owner "
+    "alone.",
 )
 @click.option(
     "--kv-events",
     metavar="tcp://HOST:PORT",
-    help="Tell other routers of KV pages here, as vLLM does; further workers take the next ports. Whoever reaches "
-    "it can read prompts. Needs tenfold[kv-events].",
+    help="Tell other routers of KV pages here, as vLLM does; further workers take the next ports. Whoever "
+    "reaches it can read prompts. Needs tenfold[kv-events].",
 )
 @click.option(
     "--kv-events-replay",
@@ -165,7 +166,7 @@ def serve(model: str, as_json: bool, log_level: str, **options: Any) -> None:
     try:
         run(config, str(locate(model)), load_text, ready)
     except StartError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(short(str(error))) from None
 
 
 @click.command()

@@ -9,7 +9,7 @@ from typing import get_args
 import click
 
 from tenfold.bench.simulate_cache import Eviction
-from tenfold.cli.options import say
+from tenfold.cli.options import MAX_SEED, say
 from tenfold.router.policies import POLICIES, Policy
 
 
@@ -34,7 +34,12 @@ from tenfold.router.policies import POLICIES, Policy
     "--speedup", type=click.FloatRange(0, min_open=True), default=1.0, help="Of the trace's arrivals."
 )
 @click.option("--requests", type=click.IntRange(1), help="Only the first so many of the trace.")
-@click.option("--seed", type=int, default=0, help="Of all that is random; the same seed gives the same run.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, MAX_SEED),
+    default=0,
+    help="Of all that is random; the same seed gives the same run.",
+)
 @click.option("--faults", type=click.IntRange(0), default=0, help="Random faults over the trace's time.")
 @click.option(
     "--event-lag", type=click.FloatRange(0), default=0.0, help="Seconds that news of pages are late."
@@ -68,7 +73,7 @@ def simulate(
     """
     from msgspec.structs import replace
 
-    from tenfold.bench.mooncake import TraceError, read_trace
+    from tenfold.bench.mooncake import TRACE_BLOCK, TraceError, read_trace
     from tenfold.bench.simulate import Simulation
     from tenfold.bench.simulate_base import SimulationConfig
     from tenfold.bench.simulate_faults import random_faults
@@ -97,5 +102,13 @@ def simulate(
         event_lag_s=event_lag,
         faults=tuple(random_faults(seed, faults, workers, read[-1].arrival)),
     )
-    figures = report(config, read, Simulation(config, read).run())
+    figures = {
+        "trace": str(trace),
+        "trace_format": f"Mooncake: arrivals, lengths, names of {TRACE_BLOCK}-token blocks; no text",
+        "trace_requests": len(read),
+        "trace_s": round(read[-1].arrival, 3),
+        "trace_speedup": speedup,
+        "workers_timed_by": "the cost curves of Dynamo's mocker",
+        **report(config, read, Simulation(config, read).run()),
+    }
     say(json.dumps(figures) if as_json else text(figures))

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tenfold.cli.options import config_of, engine_options, say
+from tenfold.cli.options import MAX_SEED, config_of, engine_options, say
 
 TRAFFIC_HELP = "Recorded requests: a JSON object a line, the body of a chat completion."
 
@@ -19,7 +19,9 @@ TRAFFIC_HELP = "Recorded requests: a JSON object a line, the body of a chat comp
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="The JSONL file to write."
 )
 @click.option("--requests", type=click.IntRange(9), default=900, help="Three for each function.")
-@click.option("--seed", type=click.IntRange(0), default=0, help="The same seed gives the same file.")
+@click.option(
+    "--seed", type=click.IntRange(0, MAX_SEED), default=0, help="The same seed gives the same file."
+)
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 def example_traffic(output: Path, requests: int, seed: int, force: bool) -> None:
     """Write traffic to try things with, in the form that train-drafter and replay read.

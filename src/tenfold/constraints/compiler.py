@@ -7,6 +7,7 @@ process. So all compiling is done on a thread of its own with a stack that outla
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -14,12 +15,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
+import numpy as np
+
 from tenfold.constraints.matcher import GrammarMatcher, error_of
 from tenfold.limits import RequestError
 from tenfold.protocol import Constraint
 
+log = logging.getLogger(__name__)
+
 KEPT = 64
 """Compiled grammars; a hundred kilobytes each, as a rule."""
+TRIED = 4
+"""Tokens that an answer is begun with before a grammar is taken."""
 STACK_BYTES = 256 << 20
 """Address space; only what is used becomes memory."""
 LIMITS = {
@@ -107,7 +114,14 @@ class Compiler:
                 self._thread.submit(lambda: None).result()
             finally:
                 threading.stack_size(before)
-        return self._thread.submit(self._compile, constraint).result()
+        try:
+            return self._thread.submit(self._compile, constraint).result()
+        except RequestError:
+            raise
+        except BaseException as error:  # a panic in the library's Rust is no Exception
+            log.exception("compiling a constraint failed")
+            what = f"{type(error).__name__}: {error}"
+            raise RequestError(constraint.field, f"cannot be compiled: {error_of(what)}") from None
 
     def _compile(self, constraint: Constraint) -> Any:
         from llguidance import LLMatcher
@@ -126,7 +140,27 @@ class Compiler:
         prototype.compute_bitmask()  # finds what no text matches; and copies need not do it again
         if prototype.is_error():
             raise RequestError(constraint.field, f"cannot be enforced: {error_of(prototype.get_error())}")
+        if error := self._tried(prototype):
+            raise RequestError(
+                constraint.field,
+                f"is too large: its first {TRIED} tokens exceed a limit of the compiler ({error_of(error)}). "
+                "Make its repetitions fewer or shorter",
+            )
         return prototype
+
+    def _tried(self, prototype: Any) -> str:
+        """What goes wrong at the beginning of an answer: what is forced is followed far ahead with its first
+        token, so a grammar that is too large is found here and not under way. Empty: nothing."""
+        matcher = prototype.deep_copy()
+        for _ in range(TRIED):
+            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            bits = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+            token = next((int(bit) for bit in bits if bit not in self._ends), None)
+            if token is None or matcher.is_error():
+                break
+            matcher.consume_token(token)
+        error: str = matcher.get_error()
+        return error
 
     def _read_vocabulary(self) -> None:
         from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from tenfold.constraints.schema import check_schema
 from tenfold.limits import RequestError, Unsupported
@@ -41,8 +41,7 @@ def grammar_of(constraint: Constraint) -> str:
     if kind == "json_object":
         return _json('{"type":"object"}')
     if kind == "json_schema":
-        check_schema(field, text)
-        return _json(text)
+        return _json(check_schema(field, text))
     if kind == "regex":
         return _regex(text, field)
     if kind == "choice":
@@ -86,7 +85,9 @@ def _lark(text: str, field: str) -> str:
     if "::=" in text:
         try:
             text = gbnf_to_lark(text)
-        except GbnfToLarkError as error:
+        except RecursionError:
+            raise RequestError(field, "is nested too deeply") from None
+        except Exception as error:  # the reader's own, and bare ones for rules that are not there
             raise RequestError(field, f"is no grammar in GBNF: {error}") from None
     if _TEMPERATURE.search(text):
         raise Unsupported(field, "has a rule with a temperature, which is not supported. Leave it out")

@@ -58,10 +58,15 @@ class GrammarMatcher:
 
     def _raise(self) -> None:
         if self._matcher.is_error():
-            raise ConstraintError(f"the constraint cannot be followed: {error_of(self._matcher.get_error())}")
+            what = error_of(self._matcher.get_error())
+            raise ConstraintError(
+                f"the constraint cannot be followed: it exceeds a limit of the compiler ({what})"
+            )
 
 
 def error_of(text: str) -> str:
     """What llguidance says, without what it does not say."""
     text = " ".join(line.strip() for line in text.splitlines() if "non-verbose" not in line).strip()
+    if text == "NoExtensionBias":
+        return "no text can ever match it, as where a rule or a $ref leads to nothing but itself"
     return text if len(text) <= 400 else text[:397] + "..."

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tenfold.limits import RequestError, Unsupported
+from tenfold.limits import RequestError, Unsupported, json_problem
 
 MAX_DEPTH = 64
 """Schemas within schemas."""
@@ -46,6 +46,9 @@ _PLAIN = frozenset(
         "type",
     )
 )
+_SIZES = frozenset(("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"))
+MAX_SIZE = 2**32 - 1
+"""Of the keywords that count; the compiler's own limit."""
 _NOTES = frozenset(
     (
         "$anchor",
@@ -68,19 +71,22 @@ _NOTES = frozenset(
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 
 
-def check_schema(field: str, text: str) -> None:
-    """Raises RequestError, naming the place in the schema, for what is not JSON or would not be enforced.
+def check_schema(field: str, text: str) -> str:
+    """The schema as a JSON object (`true` is one without a keyword). Raises RequestError, naming the place in
+    the schema, for what is not JSON or would not be enforced.
 
-    Types and values of the keywords are the compiler's to check.
+    Types and values of most keywords are the compiler's to check.
     """
     try:
         schema = msgspec.json.decode(text)
     except RecursionError:
         raise RequestError(field, "is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise RequestError(field, f"is not JSON: {error}") from None
+        raise RequestError(field, f"is not JSON: {json_problem(error)}") from None
     if not isinstance(schema, dict | bool):
         raise RequestError(field, "must be a JSON Schema: an object")
+    if schema is False:
+        raise RequestError(field, "is the schema false, which no text matches")
     waiting: list[tuple[str, Any, int]] = [(field, schema, 1)]
     while waiting:
         place, value, depth = waiting.pop()
@@ -91,6 +97,7 @@ def check_schema(field: str, text: str) -> None:
         if depth > MAX_DEPTH:
             raise RequestError(field, f"has schemas within schemas more than {MAX_DEPTH} deep")
         waiting += [(where, inner, depth + 1) for where, inner in _inner(place, value)]
+    return "{}" if schema is True else text
 
 
 def _inner(place: str, schema: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -116,6 +123,9 @@ def _inner(place: str, schema: dict[str, Any]) -> list[tuple[str, Any]]:
         elif name == "format":
             if value not in FORMATS:
                 raise Unsupported(where, f"is not supported; supported are {', '.join(FORMATS)}")
+        elif name in _SIZES:
+            if type(value) is not int or not 0 <= value <= MAX_SIZE:
+                raise RequestError(where, f"must be an integer from 0 to {MAX_SIZE}, written without a point")
         elif name == "pattern":
             _check_pattern(where, value)
         elif name == "x-guidance" or not (name in _PLAIN or name in _NOTES or name.startswith("x-")):

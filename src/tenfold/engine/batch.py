@@ -51,17 +51,23 @@ class BatchBuilder:
         self._bias_values = np.zeros(64, np.float32)
         self._logprobs = np.zeros(n, np.int32)
         self._mask_rows = np.zeros(n, np.int32)
+        self._state_rows = np.zeros(max_rows, np.int32)
 
     def build(self, work: Sized[Work], masks: Masks, want_features: bool = False) -> StepBatch:
         """The step that does ``work``, for which ``masks`` were filled. Of each sequence whose pending
         tokens are all in it, in the order of ``work``, logits are wanted of the row of the last one and of
-        the rows of its draft."""
-        row = page = n = 0
+        the rows of its draft; of those with a pool, the states of the rows that it wants."""
+        row = page = n = stated = 0
         for s, (sequence, rows, draft) in enumerate(work):
             table, computed = sequence.table, sequence.computed
             assert table is not None, "only a running sequence has work"
-            draws = 1 + len(draft) if rows == sequence.pending else 0
+            draws = 1 + len(draft) if rows == sequence.pending and sequence.pool is None else 0
             end = computed + rows
+            if sequence.pool is not None:
+                wanted_states = sequence.pool.wanted(computed, end)
+                more, after = len(wanted_states), row + rows
+                self._state_rows[stated : stated + more] = np.arange(after - more, after)
+                stated += more
             if rows == 1:
                 self._tokens[row] = sequence.tokens[computed]
                 self._positions[row] = computed
@@ -107,6 +113,7 @@ class BatchBuilder:
             pages=self._pages[:page],
             logit_rows=self._logit_rows[:n],
             want_features=want_features,
+            state_rows=self._state_rows[:stated] if stated else None,
             sampling=SamplingBatch(
                 temperature=self._temperature[:n],
                 top_k=self._top_k[:n],

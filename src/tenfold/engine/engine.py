@@ -7,12 +7,15 @@ import secrets
 import time
 from typing import Any, TypedDict, cast
 
+import msgspec
+
 from tenfold.backends.base import PageViews, Program, StepOutput
 from tenfold.constraints.base import ConstraintError, Matchers
 from tenfold.engine.batch import BatchBuilder
 from tenfold.engine.handover import Handover
 from tenfold.engine.limits import EngineConfig, check_request
 from tenfold.engine.masks import Masks
+from tenfold.engine.pooling import NOT_NUMBERS
 from tenfold.engine.scheduler import Scheduler, Work
 from tenfold.engine.sequence import Sequence
 from tenfold.engine.speculation import Speculation
@@ -148,7 +151,10 @@ class Engine:
         for sequence, why in plan.failed:
             chunks.append(self._end(sequence, "error", why))
         if unmasked := dict(self._masks.fill(plan.work)):
-            chunks += [self._end(sequence, "error", why) for sequence, why in unmasked.items()]
+            for sequence, why in unmasked.items():
+                constraint = sequence.params.constraint
+                assert constraint is not None
+                chunks.append(self._end(sequence, "error", why, error_field=constraint.field))
             asked = [work for work in plan.work[: plan.asked] if work.sequence not in unmasked]
             rest = [work for work in plan.work[plan.asked :] if work.sequence not in unmasked]
             plan = plan._replace(work=asked + rest, asked=len(asked))
@@ -175,6 +181,7 @@ class Engine:
         if tier is not None:
             tier.pace.stepped(rows, step_ms / 1000)
         shape = None if self._times is None else self._times.shape(plan.work)
+        self._pool(plan.work, output)
         gains = self._commit(plan.work, output)
         if self._times is not None and shape is not None:
             self._times.add(shape, gains, step_ms / 1000)
@@ -199,6 +206,11 @@ class Engine:
             if gain.finish is not None:
                 handoff = self._leave(gain.sequence, gain.finish)
             chunks.append(self._chunk(gain, output, handoff))
+        chunks += [
+            self._embedded(one.sequence)
+            for one in plan.work
+            if one.sequence.pool is not None and one.sequence.pending == 0
+        ]
         return chunks
 
     def load(self) -> LoadSnapshot:
@@ -291,6 +303,26 @@ class Engine:
         except ConstraintError as error:
             raise RequestError("output", f"does not fit: {error}") from None
 
+    def _pool(self, work: list[Work], output: StepOutput) -> None:
+        """Hands the states of a finished step to whom they belong, before anybody's tokens are counted as
+        computed."""
+        at = 0
+        for sequence, rows, _ in work:
+            if sequence.pool is not None:
+                wanted = len(sequence.pool.wanted(sequence.computed, sequence.computed + rows))
+                if wanted:
+                    assert output.states is not None, "the batch asked for them"
+                    sequence.pool.take(output.states[at : at + wanted])
+                at += wanted
+
+    def _embedded(self, sequence: Sequence) -> Chunk:
+        """The only chunk of a sequence whose tokens are all computed and that draws none; it leaves."""
+        assert sequence.pool is not None, "any other has drawn a token"
+        embedding = sequence.pool.embedding()
+        if embedding is None:
+            return self._end(sequence, "error", NOT_NUMBERS)
+        return msgspec.structs.replace(self._end(sequence, "stop"), embedding=embedding)
+
     def _commit(self, work: list[Work], output: StepOutput) -> list[Gain]:
         """Brings tokens, pages and cache up to date with a finished step: what each sequence gained whose
         pending tokens were all in it, in the order of ``work``."""
@@ -299,7 +331,7 @@ class Engine:
         n = 0
         for sequence, rows, draft in work:
             sequence.computed += rows
-            if sequence.pending == 0:
+            if sequence.pending == 0 and sequence.pool is None:
                 after = n + 1 + len(draft)
                 gain = commit(sequence, draft, drawn[n:after], n)
                 if output.features is not None and gain.error is None:
@@ -325,16 +357,23 @@ class Engine:
             finish=gain.finish,
             stop_token=tokens[-1] if gain.finish == "stop" else None,
             error=gain.error,
+            error_field=gain.error_field,
             handoff=handoff if gain.finish == "length" else None,
             **self._admission_news(sequence),
         )
 
     def _end(
-        self, sequence: Sequence, finish: FinishReason, error: str | None = None, keep: int | None = None
+        self,
+        sequence: Sequence,
+        finish: FinishReason,
+        error: str | None = None,
+        keep: int | None = None,
+        error_field: str | None = None,
     ) -> Chunk:
         """The last chunk of a sequence that ends outside of a step; it leaves."""
         self._leave(sequence, finish, keep)
-        return Chunk(id=sequence.id, finish=finish, error=error, **self._admission_news(sequence))
+        news = self._admission_news(sequence)
+        return Chunk(id=sequence.id, finish=finish, error=error, error_field=error_field, **news)
 
     def _leave(
         self, sequence: Sequence, finish: FinishReason, keep: int | None = None

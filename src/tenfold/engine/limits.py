@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tenfold.backends.base import PAGE_ROWS, ProgramInfo
-from tenfold.limits import RequestError, check_params, check_prompt, check_tokens
+from tenfold.limits import RequestError, Unsupported, check_params, check_prompt, check_tokens
 from tenfold.protocol import Request
 
 
@@ -26,7 +26,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def check_request(request: Request, info: ProgramInfo) -> None:
     """Raises RequestError for a request that this program can never serve."""
     vocab = info.vocab_size
-    check_prompt(request.prompt, len(request.output), vocab, info.max_context, info.kv_pages * PAGE_ROWS)
+    check_prompt(
+        request.prompt,
+        len(request.output),
+        vocab,
+        info.max_context,
+        info.kv_pages * PAGE_ROWS,
+        generates=request.pooling is None,
+    )
+    if request.pooling is not None:
+        _check_pooled(request, info)
     check_tokens("output", request.output, vocab)
     check_tokens("eos_token_ids", request.eos_token_ids, vocab)
     check_params(request.params, vocab)
@@ -34,3 +43,12 @@ def check_request(request: Request, info: ProgramInfo) -> None:
         request.namespace.encode()
     except UnicodeEncodeError:
         raise RequestError("namespace", f"is {request.namespace!r}; it must be valid Unicode") from None
+
+
+def _check_pooled(request: Request, info: ProgramInfo) -> None:
+    if not info.state_width:
+        raise Unsupported("pooling", "is not supported: this model hands no hidden states back")
+    if request.output:
+        raise RequestError("output", "has tokens; with pooling none are generated")
+    if (constraint := request.params.constraint) is not None:
+        raise RequestError(constraint.field, "has nothing to constrain: with pooling no text is generated")

@@ -109,7 +109,7 @@ class Scheduler:
 
     def _decodes(self, plan: Plan) -> None:
         for sequence in list(self.running):
-            if sequence.pending != 1 or sequence.table is None:
+            if sequence.prefills or sequence.table is None:
                 continue
             # At the latest the sequence itself goes; if it needs more than all pages, it fails in the queue.
             while not self._cache.extend(sequence.table, len(sequence.tokens)):
@@ -128,7 +128,7 @@ class Scheduler:
 
     def _draft_rows(self, budget: int) -> int:
         """How many of the ``budget`` rows that decodes leave may be drafts."""
-        prompts = self._admits() or any(sequence.pending > 1 for sequence in self.running)
+        prompts = self._admits() or any(sequence.prefills for sequence in self.running)
         drawing = min(len(self.running) + len(self.waiting), self._max_running)
         return min(budget // 2 if prompts else budget, self._max_logit_rows - drawing)
 
@@ -140,19 +140,21 @@ class Scheduler:
         plan.work[index] = plan.work[index]._replace(draft=draft[:room])
 
     def _prompts(self, plan: Plan) -> Iterator[Sequence]:
-        yield from [sequence for sequence in self.running if sequence.pending > 1]
+        yield from [sequence for sequence in self.running if sequence.prefills]
         while self._admits():
             sequence = self.waiting[0]
             if self._cache.can_never_hold(len(sequence.tokens)):
                 plan.failed.append((sequence, FULL))
                 return
-            if not all(
+            if sequence.reusable and not all(
                 gate.ready(sequence.id, sequence.tokens, sequence.namespace, len(self.running))
                 for gate in self.gates
             ):
                 return
             try:
-                opened = self._cache.open(sequence.tokens, len(self.running), sequence.namespace)
+                opened = self._cache.open(
+                    sequence.tokens, len(self.running), sequence.namespace, sequence.reusable
+                )
             except IntegrityError:
                 raise
             except Exception as error:

@@ -9,6 +9,7 @@ import numpy as np
 from tenfold.backends.base import Floats, Int32s
 from tenfold.constraints.base import Matcher
 from tenfold.engine.history import History
+from tenfold.engine.pooling import Pool
 from tenfold.kv.cache import PageTable
 from tenfold.protocol import FinishReason, Request
 
@@ -24,7 +25,8 @@ class Sequence:
     long it waited for that admission. ``features`` are the program's of the row that drew the last token, if
     the speculator wants them and the program has them. A `tenfold.speculate.base.DraftSequence`.
 
-    ``matcher`` has accepted the output so far; None: any text will do.
+    ``matcher`` has accepted the output so far; None: any text will do. With a ``pool`` the sequence draws
+    nothing: it ends when all its tokens are computed, and its states are there.
     """
 
     __slots__ = (
@@ -41,6 +43,7 @@ class Sequence:
         "max_length",
         "namespace",
         "params",
+        "pool",
         "prompt_length",
         "queue_ms",
         "seed",
@@ -60,6 +63,10 @@ class Sequence:
         self.max_length = max_context
         if params.max_tokens is not None:
             self.max_length = min(max_context, self.prompt_length + params.max_tokens)
+        self.pool: Pool | None = None
+        if request.pooling is not None:
+            self.pool = Pool(request.pooling, self.prompt_length)
+            self.max_length = self.prompt_length
         self.stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.stop_tokens |= frozenset(request.eos_token_ids)
@@ -87,6 +94,17 @@ class Sequence:
     def pending(self) -> int:
         """Tokens without a KV row."""
         return len(self.tokens) - self.computed
+
+    @property
+    def prefills(self) -> bool:
+        """Whether it is still at its prompt, or at what it had before it was put back."""
+        return self.pending > 1 or self.pool is not None
+
+    @property
+    def reusable(self) -> int:
+        """Most first tokens whose rows may come from the cache, or from elsewhere: all but the last, whose
+        logits are needed, unless the states of others are too."""
+        return len(self.tokens) - 1 if self.pool is None else self.pool.reusable
 
     def admit(self, table: PageTable, cached: int) -> None:
         """The sequence runs (again), with ``cached`` of its tokens in the pages of ``table`` already."""

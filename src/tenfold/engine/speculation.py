@@ -45,13 +45,13 @@ class Speculation:
     def guess(self, sequences: list[Sequence], rows: int) -> list[Sized[int]]:
         """Drafts for sequences that decode: ``rows`` tokens in all at most, all of the vocabulary, none that
         would end its sequence, none beyond what the sequence may still generate, less one."""
-        with self._guard("propose"):
+        try:
             for sequence in sequences:
                 if sequence not in self._known:
                     self._known.add(sequence)
                     self._speculator.begin(sequence)
             # Tuples: what is checked against afterwards must be what it was.
-            limits = tuple(sequence.max_length - len(sequence.tokens) - 1 for sequence in sequences)
+            limits = tuple([sequence.max_length - len(sequence.tokens) - 1 for sequence in sequences])
             proposed = self._speculator.propose(tuple(sequences), rows, limits)
             drafts: list[Sized[int]] = []
             for sequence, draft, limit in zip(sequences, proposed, limits, strict=True):
@@ -60,12 +60,16 @@ class Speculation:
                 drafts.append(self._usable(sequence, draft, min(rows, limit)) if len(draft) else ())
                 rows -= len(drafts[-1])
             return drafts
-        return [()] * len(sequences)
+        except Exception:
+            self._fault("propose")
+            return [()] * len(sequences)
 
     def observe(self, outcomes: list[Outcome], rows: int, step_ms: float) -> None:
         """Tells of a step; see `tenfold.speculate.base.Speculator.observe`."""
-        with self._guard("observe"):
+        try:
             self._speculator.observe(outcomes, rows, step_ms)
+        except Exception:
+            self._fault("observe")
 
     def end(self, sequence: Sequence, learn: bool) -> None:
         """The sequence leaves."""
@@ -107,14 +111,18 @@ class Speculation:
 
     @contextmanager
     def _guard(self, call: str) -> Iterator[None]:
-        """Whatever goes wrong inside is counted, and logged the first time."""
+        """Whatever goes wrong inside is a fault. Not for what is called in every step: it costs too much."""
         try:
             yield
         except Exception:
-            if not self._faults:
-                log.exception(
-                    "the speculator failed in %s: its drafts are dropped, requests go on; "
-                    "further faults are counted and not logged",
-                    call,
-                )
-            self._faults += 1
+            self._fault(call)
+
+    def _fault(self, call: str) -> None:
+        """Counts what is being handled, and logs the first time."""
+        if not self._faults:
+            log.exception(
+                "the speculator failed in %s: its drafts are dropped, requests go on; "
+                "further faults are counted and not logged",
+                call,
+            )
+        self._faults += 1

@@ -34,6 +34,8 @@ class Gain(msgspec.Struct, frozen=True):
     drafted: int
     finish: FinishReason | None
     error: str | None
+    error_field: str | None = None
+    """Of the request, where it is at fault."""
 
     @property
     def accepted(self) -> int:
@@ -65,7 +67,11 @@ def commit(sequence: Sequence, draft: Sized[int], drawn: list[int], first: int) 
             sequence.append(token)
         except ConstraintError as error:
             sequence.computed += i
-            return Gain(sequence, tokens[:i], first, len(draft), "error", str(error))
+            constraint = sequence.params.constraint
+            assert constraint is not None
+            return Gain(
+                sequence, tokens[:i], first, len(draft), "error", str(error), error_field=constraint.field
+            )
         finish = sequence.finish()
         if finish is not None:
             sequence.computed += i

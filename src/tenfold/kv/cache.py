@@ -89,16 +89,18 @@ class KVCache:
         self._share_matching(table, tokens, len(tokens) - 1, namespace)
         return table
 
-    def open(self, tokens: Sequence[int], reserve: int, namespace: str = "") -> tuple[PageTable, int] | None:
-        """A table with room for all ``tokens``, and how many first rows of it are there already (at most all
-        but one: the last token is always computed, since its logits are needed).
+    def open(
+        self, tokens: Sequence[int], reserve: int, namespace: str = "", most: int | None = None
+    ) -> tuple[PageTable, int] | None:
+        """A table with room for all ``tokens``, and how many first rows of it are there already (at most
+        ``most``, and all but one: the last token is always computed, since its logits are needed).
 
         None, and nothing is changed, unless ``reserve`` pages would still be available afterwards. Rows of a
         page that is shared in part only are copied; an exception from that is passed on, with all pages given
         back.
         """
         table = PageTable(namespace, pages_for(len(tokens)) + 1)
-        reusable = len(tokens) - 1
+        reusable = len(tokens) - 1 if most is None else min(len(tokens) - 1, most)
         tail = self._share_matching(table, tokens, reusable, namespace)
         missing = pages_for(len(tokens)) - table.size
         if self.pool.available < missing + reserve:

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from tenfold.folders import make_private
 from tenfold.kv.segment import (
     MOST_PAGES,
     Run,
@@ -295,7 +296,7 @@ class DiskTier:
 
     def _begin(self) -> None:
         """A new segment of our own."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self.folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         lock = os.open(self.root / "lock", flags, 0o600)
         try:

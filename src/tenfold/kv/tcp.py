@@ -22,6 +22,7 @@ import hmac
 import logging
 import os
 import secrets
+import select
 import socket
 import threading
 import time
@@ -53,6 +54,17 @@ def _proof(secret: bytes, who: bytes, *said: bytes) -> bytes:
 
 def _send(sock: socket.socket, body: bytes) -> None:
     sock.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def _send_file(sock: socket.socket, file: int, at: int, count: int) -> int:
+    """Sends part of a file; returns how much. Raises TransferError when nothing can be sent for long."""
+    while True:
+        try:
+            return os.sendfile(sock.fileno(), file, at, count)
+        except BlockingIOError:
+            # A socket with a timeout does not wait by itself: over a real network its buffer is soon full.
+            if not select.select((), (sock,), (), sock.gettimeout())[1]:
+                raise TransferError("a client takes nothing") from None
 
 
 def _fill(sock: socket.socket, view: memoryview) -> None:
@@ -163,7 +175,7 @@ class PageServer:
                 _send(sock, region.sums(first, count))
                 at, end = region.contents.page_at(first), region.contents.page_at(first + count)
                 while at < end:
-                    at += os.sendfile(sock.fileno(), file, at, end - at)
+                    at += _send_file(sock, file, at, end - at)
         finally:
             os.close(file)
 

@@ -1,9 +1,9 @@
 """News of pages in the form that other routers read: vLLM's KV events.
 
-Their structs are arrays with a tag, as msgpack: ``["BlockStored", hashes, parent, tokens, block size, lora id,
-medium, lora name, extra keys]``, ``["BlockRemoved", hashes, medium]``, ``["AllBlocksCleared"]``; in a batch
-``[time, events, data parallel rank]``. Fields that vLLM added later stand at the end, and readers that do not know
-them pass over them. Hashes are the names of `tenfold.router.names`.
+Their structs are arrays with a tag, as msgpack: ``["BlockStored", hashes, parent, tokens, block size, lora
+id, medium, lora name, extra keys]``, ``["BlockRemoved", hashes, medium]``, ``["AllBlocksCleared"]``; in a
+batch ``[time, events, data parallel rank]``. Fields that vLLM added later stand at the end, and readers that
+do not know them pass over them. Hashes are the names of `tenfold.router.names`.
 """
 
 from __future__ import annotations

@@ -43,7 +43,9 @@ def build_learning(
     if find_spec("torch") is None:
         raise ValueError("learning (--learn) needs torch, which is not installed; try: pip install torch")
     if program.info.max_rows < 2 or program.info.max_logit_rows < 2:
-        raise ValueError("learning (--learn) needs room for drafts; raise max_batch_tokens to 2 or more")
+        raise ValueError(
+            "learning (--learn) needs room for drafts; raise max_batch_tokens (--max-batch-tokens) to 2"
+        )
     # Also if another is live: the folder must be a drafter.
     own = compile_head(program, graph, checkpoint, drafter)
     folder = LiveFolder(drafter)

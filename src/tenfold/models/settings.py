@@ -11,6 +11,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (),
     "clip_qkv": (),
     "embedding_multiplier": (),
+    "is_causal": (True,),
     "logits_scaling": (),
     "no_rope_layers": (),
     "num_experts": (0,),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
-from tqdm import tqdm
 
+from tenfold import progress
 from tenfold.checkpoint.open import open_checkpoint
 from tenfold.models.registry import build_graph
 from tenfold.speculate.drafter_folder import save_drafter
@@ -36,7 +35,7 @@ def make_head(
     work: Path,
     threads: int,
 ) -> HeadEvidence:
-    """Trains, with a bar on standard error, and writes the drafter to ``output``.
+    """Trains, with progress on standard error, and writes the drafter to ``output``.
 
     ``verify``: V(1), V(2), ... of this machine. ``always``: tokens that can be drafted in any case. ``work``:
     a folder for what a later sitting needs; each choice of answers has a part of its own in it. Raises
@@ -48,15 +47,12 @@ def make_head(
         source = FeatureSource(target=target.fingerprint(), taps=taps, width=features.shape[1])
         own = work / _name(training, validation)
         own.mkdir(parents=True, exist_ok=True)
-        with tqdm(
-            total=100, disable=not sys.stderr.isatty(), unit="%", bar_format="{l_bar}{bar}|{postfix}"
-        ) as bar:
+        with progress.Progress(100, "%", "preparing to train") as bar:
 
-            def progress(news: Progress) -> None:
-                bar.set_description(f"{news.phase}, epoch {news.epoch} of {news.epochs}", refresh=False)
-                if news.replay is not None:
-                    bar.set_postfix_str(f"validation {news.replay.best_speed:.2f}x", refresh=False)
-                bar.update(100 * news.share - bar.n)
+            def told(news: Progress) -> None:
+                phase = f"{news.phase}, epoch {news.epoch} of {news.epochs}"
+                known = None if news.replay is None else f"validation {news.replay.best_speed:.2f}x"
+                bar.at(100 * news.share, phase, known)
 
             head = train_head(
                 _feature_set(own, source, features, training),
@@ -66,7 +62,7 @@ def make_head(
                 _costs(own / COSTS, verify),
                 always,
                 own,
-                progress,
+                told,
             )
     finally:
         checkpoint.close()

@@ -5,7 +5,6 @@ What is slow leaves its results in the folder's ``work``: the same command goes 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tqdm import tqdm
 
 from tenfold.backends.base import Program
 from tenfold.bench.replay_report import ReplayReport
@@ -25,6 +23,7 @@ from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.locate import locate
 from tenfold.config import ServeConfig
 from tenfold.graph.graph import Graph
+from tenfold.progress import Progress
 from tenfold.server.text import Text, load_text
 from tenfold.speculate.build import drafter_taps
 from tenfold.speculate.cost_curve import measure_curve
@@ -160,7 +159,11 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
     write_trained(settings.output, [*parts.training, *parts.validation])
     trained = time.monotonic()
     survey = take_survey(
-        config, settings.output, lambda *_: first_of_each(parts.validation, SURVEYED), settings.max_answer
+        config,
+        settings.output,
+        lambda *_: first_of_each(parts.validation, SURVEYED),
+        settings.max_answer,
+        ("greedy", "sampled"),
     )
     replay = ReplaySettings(traffic=settings.traffic, drafter=settings.output, max_answer=settings.max_answer)
     with open_sides(config, replay) as sides:
@@ -199,14 +202,13 @@ def _answers(
     modes: dict[str | None, tuple[str, ...]],
     settings: TrainSettings,
 ) -> list[Answered]:
-    """`answer_traffic` with a bar on standard error."""
+    """`answer_traffic` with progress on standard error."""
     assert isinstance(target.speculator, Capture)
     total = count_answers(requests, modes)
-    with tqdm(total=total, disable=not sys.stderr.isatty(), unit="answer", desc="answering") as bar:
+    with Progress(total, "answers", "answering") as bar:
 
         def progress(answers: int, tokens: int) -> None:
-            bar.set_postfix_str(f"{tokens} new tokens", refresh=False)
-            bar.update(answers - bar.n)
+            bar.at(answers, note=f"{tokens} new tokens")
 
         return answer_traffic(
             target.engine,

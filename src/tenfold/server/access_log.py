@@ -49,7 +49,7 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def operation(self) -> str:
         """What was done, in OpenTelemetry's words."""
-        return "text_completion" if self.endpoint == "completion" else "chat"
+        return {"completion": "text_completion", "embeddings": "embeddings"}.get(self.endpoint, "chat")
 
     def __str__(self) -> str:
         rate = None

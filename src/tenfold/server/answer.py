@@ -43,6 +43,11 @@ class Answer:
         return self._output.error
 
     @property
+    def error_field(self) -> str | None:
+        """The request's field at fault, if the failure is its own."""
+        return self._output.error_field
+
+    @property
     def completion_tokens(self) -> int:
         """Tokens generated, the one that ended the answer included, and none behind a stop string."""
         return self._output.completion_tokens

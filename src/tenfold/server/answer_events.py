@@ -89,6 +89,8 @@ class Delta:
     events: list[Event] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    embedding: bytes = b""
+    """Of an input that becomes a vector: this, as JSON, with `Finish`."""
 
 
 @dataclass
@@ -113,6 +115,7 @@ class Whole:
     """All of them, for shapes that show in which order text and calls came."""
     finish: Finish | None = None
     """None until the end."""
+    embedding: bytes = b""
 
 
 def sum_of(deltas: Iterable[Delta]) -> Whole:
@@ -125,6 +128,7 @@ def sum_of(deltas: Iterable[Delta]) -> Whole:
         whole.tokens += delta.tokens
         whole.logprobs += delta.logprobs
         whole.events += delta.events
+        whole.embedding += delta.embedding
         for event in delta.events:
             match event:
                 case TextDelta():

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from tenfold.server.errors import invalid
-from tenfold.server.fields import check_flag, check_list, check_string, show
+from tenfold.server.fields import NAME, check_flag, check_list, check_string, show
 from tenfold.server.tools import MAX_TOOLS
-
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def check_tool_list(value: Any) -> list[Any]:
@@ -26,7 +23,7 @@ def flat_tool(where: str, value: dict[str, Any], schema: str) -> tuple[dict[str,
     Raises ApiError.
     """
     name = value.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise invalid(
             f"{where}.name",
             f"{where}.name is {show(name)}; it must be 1 to 64 of the characters A-Z a-z 0-9 _ -",

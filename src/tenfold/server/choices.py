@@ -14,8 +14,9 @@ from typing import Protocol
 from tenfold.protocol import Request
 from tenfold.server.answer import Answer
 from tenfold.server.answer_events import Delta, Usage
-from tenfold.server.errors import broken
-from tenfold.server.flights import Flight
+from tenfold.server.embeddings import EmbeddingAnswer
+from tenfold.server.errors import broken, invalid
+from tenfold.server.flights import Backlog, Flight
 
 
 class Tower(Protocol):
@@ -35,7 +36,7 @@ class Choice:
     index: int
     """Among all of the request: those of the first prompt come first."""
     request: Request
-    answer: Answer
+    answer: Answer | EmbeddingAnswer
     first: bool
     """The first of its prompt: the prompt counts with it."""
     flight: Flight | None = field(default=None)
@@ -52,6 +53,7 @@ class Choices:
     def __init__(self, tower: Tower, choices: list[Choice]) -> None:
         self._tower = tower
         self.all = choices
+        self._backlog = Backlog()
         self._lone = sum(choice.first for choice in choices) == 1
 
     def start(self) -> None:
@@ -128,6 +130,8 @@ class Choices:
             return delta
         # After a stop string the engine is still at work.
         self._tower.release(flight, answer.completion_tokens if ended == "stop" else None)
+        if answer.error_field is not None:
+            raise invalid(answer.error_field, f"{answer.error_field}: {answer.error}")
         if ended in ("error", "abort"):
             raise broken(answer.error or f"the engine ended the request: {ended}")
         return delta
@@ -136,6 +140,7 @@ class Choices:
         for choice in choices:
             try:
                 choice.flight = self._tower.submit(choice.request)
+                choice.flight.backlog = self._backlog
             except BaseException:
                 self.release()
                 raise

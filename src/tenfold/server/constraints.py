@@ -8,7 +8,7 @@ import msgspec
 
 from tenfold.protocol import Constraint, ConstraintKind
 from tenfold.server.errors import invalid
-from tenfold.server.fields import Fields, is_among, show
+from tenfold.server.fields import NAME, Fields, is_among, show
 
 _KINDS: dict[str, ConstraintKind] = {
     "json": "json_schema",
@@ -70,6 +70,11 @@ def json_schema(where: str, value: Any) -> Constraint:
     for name in ("name", "description"):
         if not isinstance(value.get(name), str | None):
             raise invalid(f"{where}.{name}", f"{where}.{name} is {show(value[name])}; it must be a string")
+    given = value.get("name")
+    if given is not None and not NAME.fullmatch(given):
+        raise invalid(
+            f"{where}.name", f"{where}.name is {show(given)}; it must be 1 to 64 of A-Z a-z 0-9 _ -"
+        )
     if not is_among(value.get("strict"), (None, True, False)):  # the schema is enforced either way
         raise invalid(
             f"{where}.strict", f"{where}.strict is {show(value['strict'])}; it must be true or false"

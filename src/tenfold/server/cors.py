@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tenfold.config import OptionError
 from tenfold.server.asgi import Layer, Receive, Scope, Send, header, reply, request_id
 from tenfold.server.endpoints import endpoint_at
 from tenfold.server.errors import ApiError
@@ -16,15 +17,18 @@ PREFLIGHT_AGE_S = 600
 _ORIGIN = re.compile(
     r"[a-z][a-z0-9+.-]*://[a-z0-9.-]+(:\d{1,5})?|[a-z][a-z0-9+.-]*://\[[0-9a-f:.]+\](:\d{1,5})?"
 )
+_NO_PAGES = frozenset(("about", "blob", "data", "file", "ftp", "javascript", "mailto", "ws", "wss"))
+"""Schemes of which no page's origin is."""
 _HEADERS = re.compile(rb"[A-Za-z0-9_, -]{1,2048}")
 
 
 def check_origin(origin: str) -> str:
-    """An origin as browsers send it. Raises ValueError for anything else, ``*`` among it."""
-    if not _ORIGIN.fullmatch(origin):
-        raise ValueError(
-            f"{origin!r} is not an origin; write scheme://host[:port] in lower case, like "
-            "https://chat.example.com, once for each one that may use the server"
+    """An origin as browsers send it. Raises OptionError for anything else, ``*`` among it."""
+    if not _ORIGIN.fullmatch(origin) or origin.partition(":")[0] in _NO_PAGES:
+        raise OptionError(
+            f"cors_origins: {origin!r} is not an origin; write scheme://host[:port] in lower case, like "
+            "https://chat.example.com, once for each one that may use the server",
+            "cors_origins",
         )
     return origin
 
@@ -48,10 +52,9 @@ class Cors:
             assert origin is not None
             await self._allowed(origin, scope, receive, send)
         elif self._strict and origin is not None and _foreign(origin, scope):
-            shown = origin.decode("latin-1")
             error = ApiError(
                 403,
-                f"pages of {shown:.100} may not use this server; start it with --cors-origin {shown:.100}",
+                _refusal(origin.decode("latin-1")),
                 type="permission_error",
                 code="origin_not_allowed",
                 headers=(("vary", "origin"),),
@@ -85,6 +88,19 @@ def _foreign(origin: bytes, scope: Scope) -> bool:
     host = header(scope, b"host") or b""
     own = origin.lower().partition(b"://")[2] == host.lower()
     return scope["method"] in ("POST", "DELETE", "OPTIONS") and not own
+
+
+def _refusal(origin: str) -> str:
+    """Why a page of this origin is refused, with what can be done."""
+    try:
+        check_origin(origin)
+    except OptionError:
+        return (
+            f"pages without an origin of their own (it is {origin:.100}: files, sandboxed frames and such) "
+            "cannot be allowed to use this server; serve the page over http, or start the server with "
+            "--api-key-file and send a key"
+        )
+    return f"pages of {origin:.100} may not use this server; start it with --cors-origin {origin:.100}"
 
 
 def _with(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:

@@ -24,6 +24,7 @@ COUNTED = {
 }
 """Fields that only grow, by struct; of the others all do."""
 
+
 def counts_since(base: LoadSnapshot, now: LoadSnapshot) -> LoadSnapshot:
     """``now`` with what was counted since ``base``. Gauges, steps and sequence numbers stay."""
     since: LoadSnapshot = _since(base, now)

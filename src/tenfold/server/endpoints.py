@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tenfold.server.chat import ChatShape
+from tenfold.server.embeddings import EmbeddingShape, parse_embeddings
 from tenfold.server.errors import ApiError
 from tenfold.server.fields import Fields
 from tenfold.server.messages_api.body import parse_count, parse_message
@@ -102,6 +103,7 @@ def responses_endpoint(store: Shelf) -> Endpoint:
 ENDPOINTS = {
     "/v1/chat/completions": Endpoint("chat", parse_chat, _chat_shape),
     "/v1/completions": Endpoint("completion", parse_completion, _completion_shape),
+    "/v1/embeddings": Endpoint("embeddings", parse_embeddings, lambda of: EmbeddingShape(of.model)),
     "/v1/messages": Endpoint("messages", parse_message, _message_shape, error_body, _ID_HEADERS),
 }
 

@@ -19,6 +19,7 @@ from tenfold.server.choices import Choices, Tower
 from tenfold.server.endpoints import Endpoint
 from tenfold.server.errors import ApiError, unexpected
 from tenfold.server.flights import ClientGone
+from tenfold.server.inputs import Inputs
 from tenfold.server.metrics import Metrics
 from tenfold.server.prepare import Job
 from tenfold.server.shapes import Shape
@@ -64,7 +65,7 @@ class Exchange:
         try:
             body = await app.read_body(scope, self._receive)
             job = await app.prepare(self._endpoint, body, self._id)
-            choices = Choices(app.tower, job.choices)
+            choices = (Choices if job.parsed.generates else Inputs)(app.tower, job.choices)
             choices.start()
         except ApiError as error:
             await self._refuse(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ import msgspec
 
 from tenfold.limits import Range
 from tenfold.server.errors import ApiError, invalid
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""Of a function or a schema."""
 
 
 class Fields:

@@ -210,8 +210,8 @@ class Fleet:
     # Workers of other machines
 
     def join(self, name: str, address: str) -> Post:
-        """A post for a worker at ``address``, by this name or, if that is taken, one like it. Its host is to be
-        set before anything else happens; the post goes when its worker is lost."""
+        """A post for a worker at ``address``, by this name or, if that is taken, one like it. Its host is to
+        be set before anything else happens; the post goes when its worker is lost."""
         taken = {post.name for post in self.posts}
         free = next(one for one in chain([name], (f"{name}-{n}" for n in count(2))) if one not in taken)
         post = Post(free, self, address=address)
@@ -219,8 +219,8 @@ class Fleet:
         return post
 
     async def retire(self, post: Post, drain_s: float) -> None:
-        """A worker that joined wants to go: it gets nothing new, its requests may take ``drain_s`` to end, and
-        what is left then goes on elsewhere, or waits for somebody."""
+        """A worker that joined wants to go: it gets nothing new, its requests may take ``drain_s`` to end,
+        and what is left then goes on elsewhere, or waits for somebody."""
         if post.plan is None:
             return
         post.draining = True
@@ -308,6 +308,8 @@ class Fleet:
 
     def _asked(self, request: Request) -> RouteRequest:
         tokens = request.prompt + request.output
+        if request.pooling is not None and request.pooling.kind == "mean":
+            return RouteRequest(request.id, (), len(tokens))  # it is computed whole wherever it goes
         return RouteRequest(request.id, page_names(tokens, PAGE_ROWS, request.namespace), len(tokens))
 
     def _leave(self, id: str) -> Post | None:

@@ -8,6 +8,7 @@ exactly one way: with a chunk that has a finish reason, or with an exception fro
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import time
@@ -34,9 +35,20 @@ it is given up, for it may be what kills them. Where it got beyond the point at 
 not its doing: the same rows were computed again, and did no harm."""
 MAX_DEATHS_IN_ALL = 5
 """So many with progress between."""
+MAX_UNREAD_BYTES = 8 << 20
+"""Most that waits for one client: some 24,000 tokens of plain text, 2,400 with 20 log-probabilities each."""
 MAX_RETRY_AFTER_S = 60
 _KNOWN_ENDS = 16
 """From fewer ends no rate is to be had: the first requests of a burst end late, and then many at once."""
+
+
+class Backlog:
+    """What has arrived for one client and was not taken: it reads its stream more slowly than tokens come.
+    Shared by the flights of a request."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        """About so many, in this process's memory."""
 
 
 class ClientGone(Exception):
@@ -50,7 +62,7 @@ class Flight:
         self.request = request
         self.submitted_at = now
         self.first_at: float | None = None
-        """When its first token arrived."""
+        """When its first token arrived, or its embedding."""
         self.last_at = now
         """When its latest token arrived."""
         self.tokens: list[int] = []
@@ -64,7 +76,9 @@ class Flight:
         self._deaths_here = 0
         """Since its last progress."""
         self._tokens_at_death = 0
+        self.backlog = Backlog()
         self._news: list[Chunk] = []
+        self._news_bytes = 0
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -75,14 +89,20 @@ class Flight:
             await self._waiter
         if self._news:
             news, self._news = self._news, []
+            self.backlog.bytes -= self._news_bytes
+            self._news_bytes = 0
             return news
         assert self._error is not None
         raise self._error
 
-    def arrived(self, chunk: Chunk) -> None:
-        """News; wakes the handler."""
+    def arrived(self, chunk: Chunk) -> bool:
+        """News; wakes the handler. False: the client takes too little of them, and the request is to end."""
+        size = _bytes_of(chunk)
         self._news.append(chunk)
+        self._news_bytes += size
+        self.backlog.bytes += size
         self._wake()
+        return self.backlog.bytes <= MAX_UNREAD_BYTES
 
     def fail(self, error: Exception) -> None:
         """The end, as an exception for the handler."""
@@ -128,11 +148,12 @@ class Flights:
         self._drain_s = drain_s
         self._stall_after_s = stall_after_s
         self._metrics = metrics
+        ranks = itertools.count()
         self._fleet = Fleet(
             settings,
             self,
             lambda name, events: Supervisor(
-                msgspec.structs.replace(settings, rank=int(name.removeprefix("w"))), events, builder, name
+                msgspec.structs.replace(settings, rank=next(ranks)), events, builder, name
             ),
             policy=routing,
             hang_after_s=stall_after_s,
@@ -165,15 +186,13 @@ class Flights:
 
     async def stop(self) -> None:
         """Ends every flight, then the workers. Raises StartError as `Fleet.stop` does."""
-        if self._rolling is not None:
-            self._rolling.cancel()
         self.abort_all("the server is shutting down")
         await self._fleet.stop()
 
     def roll(self) -> None:
         """Begins to replace the workers one after another; see `Fleet.roll`. Does nothing before all are
-        there, or while that goes on already."""
-        if self._started and (self._rolling is None or self._rolling.done()):
+        there, while that goes on already, or when the server is shutting down."""
+        if self._started and self._closing is None and (self._rolling is None or self._rolling.done()):
             self._rolling = asyncio.get_running_loop().create_task(self._fleet.roll(self._drain_s))
 
     def join(self, name: str, address: str) -> Post:
@@ -196,8 +215,10 @@ class Flights:
         return next((post.plan for post in self._fleet.posts if post.plan is not None), None)
 
     def refuse_new(self, reason: str) -> None:
-        """From now on `submit` answers 503; flights go on."""
+        """From now on `submit` answers 503, and no worker is replaced; flights go on."""
         self._closing = reason
+        if self._rolling is not None:
+            self._rolling.cancel()
 
     def abort_all(self, reason: str) -> None:
         """Ends every flight with 503 ``reason``."""
@@ -368,9 +389,16 @@ class Flights:
             else:
                 metrics.itl.observe((now - flight.last_at) / count, count)
             flight.last_at = now
-        flight.arrived(chunk)
+        elif chunk.embedding is not None:
+            flight.first_at = flight.last_at = now
+            metrics.embeddings += 1
+        kept_up = flight.arrived(chunk)
         if chunk.finish is not None:
             self._forget(flight)
+        elif not kept_up:
+            waiting = flight.backlog.bytes
+            error = f"the client reads too slowly: {waiting} bytes of its answer wait in the server"
+            self._end(flight, ApiError(408, error, code="client_too_slow"))
 
     def _died(self, flight: Flight) -> None:
         if flight.died():
@@ -404,3 +432,11 @@ class Flights:
             return 1
         span_s = time.monotonic() - self._ends[0]
         return max(1, min(MAX_RETRY_AFTER_S, math.ceil(waiting * span_s / (len(self._ends) - 1))))
+
+
+def _bytes_of(chunk: Chunk) -> int:
+    """About what it takes in memory."""
+    size = 300 + 40 * len(chunk.tokens)
+    if chunk.logprobs is not None:
+        size += sum(200 + 150 * len(one.top) for one in chunk.logprobs)
+    return size

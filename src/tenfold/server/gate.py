@@ -7,6 +7,7 @@ connection whose worker was let in feeds a `JoinedHost`, which belongs to the wo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections import Counter
@@ -17,7 +18,7 @@ import msgspec
 from tenfold.protocol import EnginePlan, FrontMessage, Join, JoinedMessage, TurnedAway, Welcome
 from tenfold.server.joined import JoinedHost, identity_objection, plan_objection
 from tenfold.server.post import Post
-from tenfold.worker.join import GREETING_S, prepare
+from tenfold.worker.join import GREETING_S, check_name, prepare
 from tenfold.worker.sealed import ANSWER, WRONG_SECRET, FrontGreeting, NotTrusted, Seals
 
 log = logging.getLogger(__name__)
@@ -25,14 +26,16 @@ log = logging.getLogger(__name__)
 MOST_STRANGERS = 64
 """Connections of which nobody knows yet whether they have the secret."""
 PART_S = 3.0
-"""So long a worker that is turned away may take to read why, and hang up. (If we did, it might never read it.)"""
+"""So long a worker that is turned away may take to read why, and hang up. (If we did, it might never read
+it.)"""
 
 
 class Muster(Protocol):
     """Who takes workers in; `tenfold.server.flights.Flights` does."""
 
     def join(self, name: str, address: str) -> Post:
-        """A post for a worker that joins, by this name or one like it; it is there until its worker is lost."""
+        """A post for a worker that joins, by this name or one like it; it is there until its worker is
+        lost."""
         ...
 
     async def retire(self, post: Post) -> None:
@@ -62,6 +65,12 @@ class Gate:
         self.turned_away: Counter[str] = Counter()
         """Connections that came to nothing, by reason: ``secret``, ``identity``, ``broken``."""
         self.ours: Join | None = None
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        host, port = self._socket.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def open(self, ours: Join) -> None:
         """From now on workers may come; they must be as ``ours`` says. Raises OSError."""
@@ -156,9 +165,10 @@ class _Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self.address = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
-        prepare(transport.get_extra_info("socket"))
+        if (peer := transport.get_extra_info("peername")) is not None:  # else it is gone already
+            self.address = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
+        with contextlib.suppress(OSError):
+            prepare(transport.get_extra_info("socket"))
         self._greeting = self._gate.came(self)
         if self._greeting is None:
             self.close()
@@ -234,6 +244,7 @@ class _Link(asyncio.Protocol):
             return
         if not isinstance(message, Join):
             raise ValueError(f"it said {type(message).__name__} before Join")
+        check_name(message.name)
         self._known()
         self._instance = message.instance
         self.host = self._gate.let_in(self, message)

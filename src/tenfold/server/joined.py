@@ -165,7 +165,8 @@ class JoinedHost:
         self._events.worker_ready(message.plan, message.warm)
 
     def _counted(self, message: Chunks) -> Chunks:
-        """With counts that begin with this connection: those before are in the metrics, or another front's."""
+        """With counts that begin with this connection: those before are in the metrics, or another
+        front's."""
         assert message.load is not None
         if not self._warm:
             return message

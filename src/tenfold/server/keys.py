@@ -9,6 +9,9 @@ import os
 import re
 import stat
 
+from tenfold.checkpoint.base import CheckpointError
+from tenfold.checkpoint.regular import open_regular
+from tenfold.config import OptionError
 from tenfold.server.asgi import Layer, Receive, Scope, Send, header, request_id
 from tenfold.server.endpoints import endpoint_at
 from tenfold.server.errors import ApiError
@@ -41,11 +44,15 @@ class Keys:
 def load_keys(path: str) -> Keys:
     """The keys of a file: one a line; empty lines, and lines that begin with ``#``, do not count.
 
-    Warns when others than the file's owner can read it. Raises ValueError naming file and line; OSError.
+    Warns when others than the file's owner can read it. Raises OptionError naming file and line, or why it
+    cannot be read.
     """
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        lines = [line.strip() for line in file]
+    try:
+        with open_regular(path) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            lines = [line.decode("utf-8", errors="surrogateescape").strip() for line in file]
+    except CheckpointError as error:
+        raise OptionError(f"api_key_file {error}", "api_key_file") from None
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         log.warning("%s can be read by others; chmod 600 %s", path, path)
     keys = []
@@ -53,12 +60,16 @@ def load_keys(path: str) -> Keys:
         if not line or line.startswith("#"):
             continue
         if not _KEY.fullmatch(line):
-            raise ValueError(
-                f"{path}, line {number}: a key is 1 to 1024 visible ASCII characters without spaces"
+            raise OptionError(
+                f"api_key_file {path}, line {number}: a key is 1 to 1024 visible ASCII characters without "
+                "spaces",
+                "api_key_file",
             )
         keys.append(line)
     if not keys:
-        raise ValueError(f"{path} has no key; write one a line, or leave --api-key-file out")
+        raise OptionError(
+            f"api_key_file {path} has no key; write one a line, or leave it out", "api_key_file"
+        )
     return Keys(keys)
 
 

@@ -95,6 +95,7 @@ class Metrics(Collector):
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generated_tokens = 0
+        self.embeddings = 0
         self.worker_restarts = 0
         self.in_flight = 0
         self.ttft = Histogram(TTFT_BOUNDS)
@@ -163,6 +164,7 @@ class Metrics(Collector):
             ("prompt_tokens", "Prompt tokens of requests that began", self.prompt_tokens),
             ("cached_prompt_tokens", "Prompt tokens that were in the cache", self.cached_tokens),
             ("generated_tokens", "Tokens received from workers", self.generated_tokens),
+            ("embeddings", "Embeddings received from workers", self.embeddings),
             ("worker_restarts", "Times a worker had to be started again", self.worker_restarts),
             (
                 "preemptions",

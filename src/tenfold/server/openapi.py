@@ -116,6 +116,44 @@ _MODEL = _object(
 )
 
 
+_VECTOR = _object(
+    {
+        "object": {"const": "embedding"},
+        "index": _COUNT,
+        "embedding": {
+            "anyOf": [
+                {"type": "array", "items": {"type": "number"}, "minItems": 1},
+                {"type": "string", "contentEncoding": "base64"},
+            ]
+        },
+    },
+    "object",
+    "index",
+    "embedding",
+)
+_EMBEDDINGS = _object(
+    {
+        "object": {"const": "list"},
+        "data": {"type": "array", "minItems": 1, "items": _VECTOR},
+        "model": {"type": "string"},
+        "usage": _object(
+            {
+                "prompt_tokens": _COUNT,
+                "total_tokens": _COUNT,
+                "prompt_tokens_details": _object({"cached_tokens": _COUNT}, "cached_tokens"),
+            },
+            "prompt_tokens",
+            "total_tokens",
+            "prompt_tokens_details",
+        ),
+    },
+    "object",
+    "data",
+    "model",
+    "usage",
+)
+
+
 def _answer_schema(kind: str, choice: Schema) -> Schema:
     """A whole answer."""
     fields = {
@@ -214,6 +252,9 @@ def _openai_paths(errors: dict[int, str], needs_key: dict[int, str]) -> Schema:
             "A response, which can be kept", _ref("ResponsesRequest"), _ref("Response"), errors
         ),
         **_kept_paths(needs_key),
+        "/v1/embeddings": _post(
+            "Vectors of texts", _ref("EmbeddingsRequest"), _ref("Embeddings"), errors, stream=False
+        ),
         "/v1/models": _get("The models served", _json(found, "All."), needs_key),
         "/v1/models/{model}": _get(
             "One model", _json(_ref("Model"), "It is served."), no_model, parameters=_path_parameter("model")
@@ -319,6 +360,7 @@ def document(vocab_size: int, keys: bool) -> bytes:
                 **{name: body.schema(vocab_size) for name, body in BODIES.items()},
                 "ChatCompletion": _answer_schema("chat.completion", _choice("message", _MESSAGE)),
                 "Completion": _answer_schema("text_completion", _choice("text", {"type": "string"})),
+                "Embeddings": _EMBEDDINGS,
                 "Message": _MESSAGE_ANSWER,
                 "Response": _RESPONSE,
                 "Tokens": _TOKENS,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tenfold.limits import Range
+from tenfold.server.embeddings import parse_embeddings
 from tenfold.server.fields import Fields
 from tenfold.server.messages_api.body import parse_count, parse_message
 from tenfold.server.openapi_forms import (
@@ -20,6 +21,7 @@ from tenfold.server.openapi_forms import (
     Schema,
     anthropic_forms,
     chat_forms,
+    embedding_forms,
     or_null,
     responses_forms,
 )
@@ -120,6 +122,7 @@ _HI = [{"role": "user", "content": "Hi"}]
 BODIES = {
     "ChatRequest": Body(parse_chat, {"messages": _HI}, chat_forms),
     "CompletionRequest": Body(parse_completion, {"prompt": "Hi"}, chat_forms, {"best_of": BEST_OF}),
+    "EmbeddingsRequest": Body(parse_embeddings, {"input": "Hi"}, embedding_forms),
     "MessagesRequest": Body(parse_message, {"messages": _HI, "max_tokens": 16}, anthropic_forms),
     "CountTokensRequest": Body(parse_count, {"messages": _HI}, anthropic_forms),
     "ResponsesRequest": Body(_responses, {"input": "Hi"}, responses_forms),

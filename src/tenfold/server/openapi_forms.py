@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tenfold.limits import RANGES
+from tenfold.server.embeddings import ENCODINGS, MAX_INPUTS, POOLINGS
 from tenfold.server.messages import MAX_MESSAGES, ROLES
 from tenfold.server.prompts import MAX_CHOICES
 from tenfold.server.requests import MAX_STOPS, MAX_TOKEN_DIGITS
@@ -159,7 +160,7 @@ def chat_forms(vocab_size: int) -> dict[str, Schema]:
 
 def _named_schema() -> Schema:
     return closed(
-        {"name": TEXT_OR_NULL, "description": TEXT_OR_NULL, "schema": {"type": "object"}, "strict": FLAG},
+        {"name": or_null(_NAME), "description": TEXT_OR_NULL, "schema": {"type": "object"}, "strict": FLAG},
         "schema",
     )
 
@@ -198,6 +199,31 @@ def _chat_message() -> Schema:
         closed(calling, "role", "tool_calls"),
         closed(tool, "role", "content"),
     )
+
+
+def embedding_forms(vocab_size: int) -> dict[str, Schema]:
+    """Those of ``/v1/embeddings``."""
+    token: Schema = {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}
+    text: Schema = {"type": "string", "minLength": 1}
+    return {
+        "input": {
+            **any_of(
+                text,
+                array(token, 1),
+                array(text, 1, MAX_INPUTS),
+                array(array(token, 1), 1, MAX_INPUTS),
+            ),
+            "description": "A text, or token ids; or a list of texts, or of lists of token ids.",
+        },
+        "encoding_format": {
+            "enum": [*ENCODINGS, None],
+            "description": "A list of numbers, or the bytes of little-endian float32 in base64.",
+        },
+        "pooling": {
+            "enum": [*POOLINGS, None],
+            "description": "Of which tokens' states a vector is made; if absent, as the model says.",
+        },
+    }
 
 
 def anthropic_forms(vocab_size: int) -> dict[str, Schema]:

@@ -37,6 +37,7 @@ class Output:
         """Tokens that came of them."""
         self.finish: FinishReason | None = None
         self.error: str | None = None
+        self.error_field: str | None = None
 
     def push(self, chunks: Iterable[Chunk]) -> Piece:
         """Takes news in order; sets ``finish`` at the end, when the engine may still be at work."""
@@ -63,6 +64,7 @@ class Output:
             else:
                 self.completion_tokens += len(chunk.tokens)
                 self.finish, self.error = chunk.finish, chunk.error
+                self.error_field = chunk.error_field
                 if chunk.finish is not None:
                     piece.text += stream.finish()
             piece.tokens += shown

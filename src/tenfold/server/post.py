@@ -37,7 +37,8 @@ class Post:
         self.name = name
         self.role = role
         self.address = address
-        """Of a worker that joined; the post is there as long as that is. None: of this front's own workers."""
+        """Of a worker that joined; the post is there as long as that is. None: of this front's own
+        workers."""
         self._events = events
         self.plan: EnginePlan | None = None
         """Of the worker that takes requests; None between two."""

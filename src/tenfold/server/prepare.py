@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from tenfold.config import PAGE_ROWS
 from tenfold.limits import PromptTooLong, check_prompt
-from tenfold.protocol import EnginePlan, Request
+from tenfold.protocol import Request
 from tenfold.server.answer_stream import Sections
 from tenfold.server.chat_setup import ChatSetup, new_answer
 from tenfold.server.choices import Choice
+from tenfold.server.embeddings import MAX_INPUT_TOKENS, EmbeddingAnswer, EmbeddingRequest, pooling_of
 from tenfold.server.endpoints import COUNT_TOKENS, Endpoint, Opening
 from tenfold.server.errors import ApiError, invalid
 from tenfold.server.requests import ApiRequest
@@ -34,10 +35,26 @@ class Job(msgspec.Struct, frozen=True):
     shape: Shape
 
 
+class Room(Protocol):
+    """What of a plan decides which prompts there is room for."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_context(self) -> int: ...
+
+    @property
+    def kv_pages(self) -> int: ...
+
+    @property
+    def state_width(self) -> int: ...
+
+
 class Preparer:
     """Prepares requests for one model. Safe to use from several threads."""
 
-    def __init__(self, model: str, plan: EnginePlan, text: Text, chat: ChatSetup) -> None:
+    def __init__(self, model: str, plan: Room, text: Text, chat: ChatSetup) -> None:
         self.model = model
         self.plan = plan
         self.text = text
@@ -49,12 +66,15 @@ class Preparer:
         Raises ApiError: a field is wrong, there are too many tokens or none, or the template refuses.
         """
         parsed = endpoint.parse(body, (self.model,), self.plan.vocab_size)
+        if isinstance(parsed, EmbeddingRequest):
+            opening = Opening(id, int(time.time()), self.model, self.text, parsed, [])
+            return Job(parsed, self._inputs(parsed, id), endpoint.shape(opening))
         sections = Sections()
         if parsed.messages is not None:
-            prompt = self._of(parsed)
-            sections = self._sections(parsed.tools, prompt.text)
+            prompt = self.prompt_of(parsed)
+            sections = self.sections(parsed.tools, prompt.text)
             prompts = [self._checked(parsed, tuple(prompt.ids), parsed.prompt_field)]
-            parsed = self._constrained(parsed, sections)
+            parsed = self.constrained(parsed, sections)
         else:
             prompts = [self._prompt(parsed, index) for index in range(len(parsed.prompts))]
         choices = [
@@ -79,13 +99,43 @@ class Preparer:
         opening = Opening(id, int(time.time()), self.model, self.text, parsed, echoes)
         return Job(parsed, choices, endpoint.shape(opening))
 
+    def _inputs(self, parsed: EmbeddingRequest, id: str) -> list[Choice]:
+        """The inputs of a request for embeddings. Raises ApiError."""
+        parsed.check_width(self.plan.state_width)
+        pooling = pooling_of(parsed, self.text.pooling)
+        prompts = []
+        for index in range(len(parsed.prompts)):
+            try:
+                prompts.append(self._prompt(parsed, index))
+            except ApiError as error:
+                raise parsed.blamed(error, index) from None
+        total = sum(map(len, prompts))
+        if total > MAX_INPUT_TOKENS:
+            raise invalid(
+                "input",
+                f"input has {total} tokens in all; a request can have up to {MAX_INPUT_TOKENS}. Send it in "
+                "several requests",
+            )
+        return [
+            Choice(
+                index=index,
+                request=Request(
+                    id=f"{id}-{secrets.token_hex(4)}", prompt=prompt, params=parsed.params, pooling=pooling
+                ),
+                answer=EmbeddingAnswer(parsed.encoding),
+                first=True,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
     def count(self, body: bytes) -> bytes:
         """What answers a body of ``/v1/messages/count_tokens``: the tokens of its prompt, whether there is
         room to answer it or not. Raises ApiError."""
         parsed = COUNT_TOKENS.parse(body, (self.model,), self.plan.vocab_size)
-        return msgspec.json.encode({"input_tokens": len(self._of(parsed).ids)})
+        return msgspec.json.encode({"input_tokens": len(self.prompt_of(parsed).ids)})
 
-    def _of(self, parsed: ApiRequest) -> ChatPrompt:
+    def prompt_of(self, parsed: ApiRequest) -> ChatPrompt:
+        """The prompt of a chat, by the model's template. Raises ApiError."""
         assert parsed.messages is not None
         variables = {**parsed.template_variables, **self._thinking(parsed)}
         try:
@@ -138,7 +188,8 @@ class Preparer:
         except ValueError as error:
             raise invalid("messages", str(error)) from None
 
-    def _sections(self, tools: ToolUse | None, prompt: str) -> Sections:
+    def sections(self, tools: ToolUse | None, prompt: str) -> Sections:
+        """What the answer to this prompt may have beside text."""
         reasoning = self._chat.reasoning
         asked = tools is not None and tools.choice != "none"
         return Sections(
@@ -149,7 +200,9 @@ class Preparer:
             opened=reasoning is not None and reasoning.opened_by(prompt),
         )
 
-    def _constrained(self, parsed: ApiRequest, sections: Sections) -> ApiRequest:
+    def constrained(self, parsed: ApiRequest, sections: Sections) -> ApiRequest:
+        """The request with all that constrains its answer: its format, and the tools that must be called.
+        Raises ApiError."""
         params = parsed.params
         try:
             constraint = chat_constraint(params.constraint, parsed.tools, sections, self.text.special_tokens)
@@ -186,7 +239,8 @@ class Preparer:
     def _checked(self, parsed: ApiRequest, ids: tuple[int, ...], field: str) -> tuple[int, ...]:
         plan = self.plan
         try:
-            check_prompt(ids, 0, plan.vocab_size, plan.max_context, plan.kv_pages * PAGE_ROWS)
+            kv_tokens = plan.kv_pages * PAGE_ROWS
+            check_prompt(ids, 0, plan.vocab_size, plan.max_context, kv_tokens, generates=parsed.generates)
             wanted = parsed.params.max_tokens or 0
             if len(ids) + wanted > plan.max_context:
                 raise PromptTooLong(

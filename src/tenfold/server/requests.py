@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tenfold.limits import MAX_LOGPROBS, RANGES, Range
+from tenfold.limits import MAX_LOGPROBS, RANGES, Range, json_problem
 from tenfold.protocol import SamplingParams
 from tenfold.server.constraints import take_constraint
 from tenfold.server.errors import ApiError, invalid
@@ -43,6 +43,8 @@ class ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt comes before the text."""
     thinking: bool | None = None
     """Whether the model is to reason before it answers; None: as it does by itself."""
+    generates: bool = True
+    """False: embeddings are wanted, and no text."""
     names: dict[str, str] = {}
     """What fields, or parts of their paths, are called here where the chat API calls them otherwise."""
 
@@ -150,7 +152,9 @@ def _decoded(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+        raise ApiError(
+            400, f"the body is not valid JSON: {json_problem(error)}", code="invalid_json"
+        ) from None
     except RecursionError:
         raise ApiError(400, "the body's JSON is nested too deeply", code="invalid_json") from None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import ipaddress
 import logging
@@ -12,7 +11,6 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -20,16 +18,18 @@ import uvicorn
 import uvloop
 
 from tenfold.checkpoint.fingerprint import fingerprint
-from tenfold.config import ResolvedPlan, ServeConfig, check_kv_disk
-from tenfold.protocol import EnginePlan, Join
+from tenfold.config import ResolvedPlan, ServeConfig, check_kv_disk, check_kv_memory, total_memory
+from tenfold.protocol import EnginePlan
 from tenfold.server.app import App
 from tenfold.server.asgi import Layer
 from tenfold.server.chat_setup import choose_chat
 from tenfold.server.connection import Connection, Patience
 from tenfold.server.cors import Cors, check_origin
+from tenfold.server.door import Door, Identify, door_of
+from tenfold.server.embeddings import plan_line
 from tenfold.server.flights import Flights
-from tenfold.server.gate import Gate
 from tenfold.server.keys import Keys, RequireKey, load_keys
+from tenfold.server.listening import bind
 from tenfold.server.metrics import Metrics
 from tenfold.server.openapi import document
 from tenfold.server.page import FILES, Page
@@ -38,8 +38,6 @@ from tenfold.server.text import Text
 from tenfold.server.tracing import TraceHandler
 from tenfold.server.until_ready import UntilReady
 from tenfold.worker.process import ENGINE_BUILDER
-from tenfold.worker.secret import load_secret, parse_address
-from tenfold.worker.version import code_digest, version
 
 log = logging.getLogger(__name__)
 
@@ -61,51 +59,28 @@ class _Server(uvicorn.Server):
         yield
 
 
-def bind(host: str, port: int, option: str = "--host or --port") -> socket.socket:
-    """A bound socket; the port is taken before anything is loaded. Raises OSError that says what to do; the
-    ``option`` says where it was asked for."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        # With one argument OSError is its message: no [Errno ...] in front of it.
-        if error.errno == errno.EADDRINUSE:
-            raise OSError(
-                f"port {port} of {host} is in use; choose another with {option.rpartition(' ')[2]} (0: any free one)"
-            ) from None
-        reason = error.strerror or str(error)
-        raise OSError(f"cannot listen on {host}:{port}: {reason}; choose another {option}") from None
-    return sock
-
-
 def serve(
     config: ServeConfig,
     path: str,
     load_text: Callable[[str], Text],
     on_ready: ReadyCallback,
     builder: str = ENGINE_BUILDER,
-    identify: Callable[[Path], str] = fingerprint,
+    identify: Identify = fingerprint,
 ) -> None:
     """Serves the model at ``path`` until SIGINT or SIGTERM. SIGHUP replaces the workers one after another.
 
     Then it accepts nothing more, lets running requests go on for ``config.drain_s`` (a second signal cuts
     that short), and returns. Raises StartError (also later, when the supervision of the worker fails),
-    OSError, ValueError for keys, origins, a disk folder or a secret that cannot be, or what ``load_text`` raises.
-    ``identify`` tells a model's files from others', for workers that join.
+    OSError, OptionError for keys, origins, a disk folder, a secret, an address or a size that cannot be, or
+    what ``load_text`` raises. ``identify`` tells a model's files from others', for workers that join.
     """
     traces = None if config.otlp_endpoint is None else TraceHandler(config.otlp_endpoint)
     keys = None if config.api_key_file is None else load_keys(config.api_key_file)
     for origin in config.cors_origins:
         check_origin(origin)
+    check_kv_memory(config.kv_memory_bytes, total_memory())
     check_kv_disk(config.kv_disk)
-    door: tuple[socket.socket, bytes] | None = None
-    if config.accept_workers is not None and config.secret_file is not None:
-        secret = load_secret(config.secret_file)
-        where = parse_address(config.accept_workers, "--accept-workers")
-        door = bind(*where, option="--accept-workers"), secret
+    door = door_of(config, identify)
     sock = bind(config.host, config.port)
     with sock:
         if keys is None and not _is_loopback(sock):
@@ -114,7 +89,7 @@ def serve(
                 config.host,
             )
         with _told(traces):
-            uvloop.run(_serve(config, path, load_text, on_ready, builder, sock, keys, door, identify))
+            uvloop.run(_serve(config, path, load_text, on_ready, builder, sock, keys, door))
 
 
 @contextlib.contextmanager
@@ -152,8 +127,7 @@ async def _serve(
     builder: str,
     sock: socket.socket,
     keys: Keys | None,
-    door: tuple[socket.socket, bytes] | None,
-    identify: Callable[[Path], str],
+    door: Door | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     metrics = Metrics()
@@ -167,8 +141,6 @@ async def _serve(
         drain_s=config.drain_s,
         accepts=door is not None,
     )
-    gate = None if door is None else Gate(*door, flights)
-    metrics.gate = gate
     until_ready = UntilReady(flights)
     server = _Server(
         uvicorn.Config(
@@ -194,7 +166,7 @@ async def _serve(
             # Nobody knows when the first will join: until then, requests are told so.
             serving = await _listen(server, sock)
             log.info("listening on %s; waiting for a worker to join at %s", _url(sock), config.accept_workers)
-        opening = None if gate is None else partial(_open, gate, config, path, identify)
+        opening = None if door is None else partial(door.open, config, path, flights, metrics)
         started = await _start(flights, path, load_text, stop_asked, opening)
         if started is None:
             return
@@ -219,15 +191,20 @@ async def _serve(
         gc.collect()
         gc.freeze()
         if server.started:
-            on_ready(ResolvedPlan(config=config, path=path, engine=plan, chat=chat.lines()), _url(sock))
+            on_ready(
+                ResolvedPlan(
+                    config=config, path=path, engine=plan, chat=(*chat.lines(), plan_line(text.pooling))
+                ),
+                _url(sock),
+            )
         ends = [asyncio.create_task(stop_asked.wait()), asyncio.create_task(flights.ended()), serving]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends[:2]:
             task.cancel()
         await _drain(flights, server, serving, stop_asked, config.drain_s)
     finally:
-        if gate is not None:
-            gate.close()
+        if door is not None:
+            door.close()
         await flights.stop()
         if serving is not None and not serving.done():  # stopped while nobody had joined, or failed
             server.should_exit = True
@@ -245,21 +222,6 @@ async def _listen(server: _Server, sock: socket.socket) -> asyncio.Task[None]:
     while not server.started and not serving.done():
         await asyncio.sleep(0.001)
     return serving
-
-
-async def _open(gate: Gate, config: ServeConfig, path: str, identify: Callable[[Path], str]) -> None:
-    """Lets workers in, once it is known what they must be."""
-    model = await asyncio.get_running_loop().run_in_executor(None, identify, Path(path))
-    ours = Join(
-        name="",
-        instance="",
-        version=version(),
-        code=code_digest(),
-        model=model,
-        format=config.format,
-        kv_format=config.kv_format,
-    )
-    await gate.open(ours)
 
 
 async def _start(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from tenfold.checkpoint.control_names import ControlNames
+from tenfold.checkpoint.pooling import UNSAID, PoolingRule
 from tenfold.limits import PromptTooLong
 
 
@@ -95,6 +96,8 @@ class Text:
     """What must not become a token where it stands in a message."""
     special_tokens: Mapping[str, int] = field(default_factory=dict)
     """Tokens that are no text of an answer, by name."""
+    pooling: PoolingRule = UNSAID
+    """What an embedding is made of unless a request says otherwise."""
 
     def encode_prompt(self, text: str, context: int | None = None) -> list[int]:
         """A raw prompt: special tokens written in it are taken as such.
@@ -159,6 +162,7 @@ def load_text(path: str) -> Text:
     from tenfold.checkpoint.chat_template import ChatTemplate
     from tenfold.checkpoint.gguf_checkpoint import GGUFCheckpoint
     from tenfold.checkpoint.open import check_path
+    from tenfold.checkpoint.pooling import folder_pooling, gguf_pooling
     from tenfold.checkpoint.text_stream import TextStream
     from tenfold.checkpoint.tokenizer import Tokenizer
 
@@ -166,11 +170,13 @@ def load_text(path: str) -> Text:
     if Path(path).is_dir():
         tokenizer = Tokenizer.from_folder(path)
         template = ChatTemplate.from_folder(path, tokenizer.named_tokens)
+        pooling = folder_pooling(path)
     else:
         checkpoint = GGUFCheckpoint(path)
         try:
             tokenizer = Tokenizer.from_gguf_metadata(checkpoint.metadata)
             template = ChatTemplate.from_gguf_metadata(checkpoint.metadata, tokenizer.named_tokens)
+            pooling = gguf_pooling(checkpoint.metadata)
         finally:
             checkpoint.close()
     special = {
@@ -181,4 +187,4 @@ def load_text(path: str) -> Text:
     def stream(stop: tuple[str, ...], shown: frozenset[int] = frozenset()) -> Stream:
         return TextStream(tokenizer, stop, shown=shown)
 
-    return Text(tokenizer, template, stream, ControlNames(special), special)
+    return Text(tokenizer, template, stream, ControlNames(special), special, pooling)

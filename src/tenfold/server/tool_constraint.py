@@ -77,10 +77,9 @@ def _text_schema(given: Constraint, where: str) -> str:
             code="unsupported_value",
         )
     try:
-        check_schema(given.field, given.text)
+        return check_schema(given.field, given.text)
     except RequestError as error:
         raise refusal(error) from None
-    return given.text
 
 
 def _check(field: str, schema: dict[str, Any]) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal
 
 import msgspec
 
 from tenfold.server.errors import invalid
-from tenfold.server.fields import Fields, show
+from tenfold.server.fields import NAME, Fields, show
 
 MAX_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +112,7 @@ def _tool(where: str, value: Any) -> tuple[dict[str, Any], bool]:
         raise invalid(where, f"{where} is {show(function)}; it must be an object")
     _known(where, function, ("name", "description", "parameters", "strict"))
     name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise invalid(
             f"{where}.name",
             f"{where}.name is {show(name)}; it must be 1 to 64 of the characters A-Z a-z 0-9 _ -",

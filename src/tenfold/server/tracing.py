@@ -11,6 +11,7 @@ import threading
 from typing import Any
 from urllib.parse import urlsplit
 
+from tenfold.config import OptionError
 from tenfold.server.access_log import RequestLine
 
 FLUSH_S = 3.0
@@ -21,7 +22,7 @@ def check_endpoint(url: str) -> str:
     """Where spans are sent: with OTLP's own path if ``url`` has none. ValueError: it is no URL."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"otlp_endpoint (--otlp-endpoint) is {url!r}; write it like http://127.0.0.1:4318")
+        raise OptionError(f"otlp_endpoint is {url!r}; write it like http://127.0.0.1:4318", "otlp_endpoint")
     return parts._replace(path="/v1/traces").geturl() if parts.path in ("", "/") else url
 
 
@@ -37,7 +38,9 @@ class TraceHandler(logging.Handler):
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
-            raise ValueError("--otlp-endpoint needs the extra: pip install 'tenfold[otel]'") from None
+            raise OptionError(
+                "otlp_endpoint needs the extra: pip install 'tenfold[otel]'", "otlp_endpoint"
+            ) from None
         # Last of what may fail: from here on logging closes the handler when the process ends.
         super().__init__()
         self._exporter = OTLPSpanExporter(endpoint=url, timeout=FLUSH_S)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tenfold.speculate.controller_state import CONTEXTS, context_of
+from tenfold._native import SPECULATION_CONTEXTS, speculation_context
 from tenfold.speculate.cost_curve import CostCurve
 
 
@@ -123,7 +123,7 @@ def _uses(
         round(chance, 2) for s in situations for survival in s.survival.values() for chance in survival
     }
     prices = sorted({max(0.0, chance - 0.005) for chance in chances})
-    contexts = [(-1, 0) if i == 0 else tuple(range(-1, CONTEXTS)) for i in range(len(names))]
+    contexts = [(-1, 0) if i == 0 else tuple(range(-1, SPECULATION_CONTEXTS)) for i in range(len(names))]
     lengths = [range(1, max_draft + 1) if _cost(costs, name).by_length else (max_draft,) for name in names]
     for use in product(product(*contexts), product(*lengths), prices):
         yield _Use(*use)
@@ -141,7 +141,7 @@ def _play(
         share, survival = situation.share, situation.survival
         value, verified, expected = 0.0, 0, 0.0
         for d, name in enumerate(names):
-            if name in situation.unasked or context_of(value) > use.contexts[d]:
+            if name in situation.unasked or speculation_context(value) > use.contexts[d]:
                 continue
             asked[d] += share
             kept = [chance for chance in survival.get(name, ())[: use.lengths[d]] if chance > use.price]

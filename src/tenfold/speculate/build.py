@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tenfold.backends.base import Program, RecurrentProgram
+from tenfold.backends.base import Program, RecurrentProgram, UnrollBatch
 from tenfold.backends.native import NativeBackend
 from tenfold.checkpoint.base import Checkpoint
 from tenfold.graph.graph import Graph
@@ -44,7 +44,7 @@ def compile_head(program: Program, graph: Graph, checkpoint: Checkpoint, folder:
     """
     drafter = open_drafter(folder, TargetModel(graph, checkpoint))
     try:
-        return NativeBackend().compile_recurrent(
+        head = NativeBackend().compile_recurrent(
             drafter.graph,
             drafter.checkpoint,
             token_ids=np.array(drafter.description.token_ids, np.int32),
@@ -52,8 +52,25 @@ def compile_head(program: Program, graph: Graph, checkpoint: Checkpoint, folder:
             max_sequences=program.info.max_logit_rows,
             team_of=program,
         )
+        _warm_up(head, drafter.graph.feature_width)
+        return head
     finally:
         drafter.close()
+
+
+def _warm_up(head: RecurrentProgram, feature_width: int) -> None:
+    """The first call takes many times what others do (its memory is new), and would be taken for its cost."""
+    head.unroll(
+        UnrollBatch(
+            features=np.zeros((1, feature_width), np.float32),
+            tokens=np.zeros(1, np.int32),
+            seed=np.zeros(1, np.uint64),
+            position=np.zeros(1, np.int64),
+            temperature=np.zeros(1, np.float32),
+            lengths=np.full(1, 2, np.int32),
+            floor=np.zeros(1, np.float32),
+        )
+    )
 
 
 def build_speculator(

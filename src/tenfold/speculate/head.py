@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import mul
+from math import exp, inf
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class HeadDrafter:
         """A draft ends where the head itself gives it less than ``floor`` of standing."""
         self._program = program
         self._floor = floor
+        self._batch = _arrays(1, 0, floor)
 
     def begin(self, sequence: DraftSequence) -> None:
         """The head keeps nothing of a sequence."""
@@ -42,47 +43,77 @@ class HeadDrafter:
         """A draft of at most so many tokens for each sequence; NO_DRAFT where the target's states are not at
         hand."""
         drafts = [NO_DRAFT] * len(sequences)
-        ready, features = [], []
-        for index, (sequence, length) in enumerate(zip(sequences, lengths, strict=True)):
-            states = sequence.features
-            if states is not None and length > 0:
-                ready.append(index)
-                features.append(states)
+        ready = [
+            index
+            for index, sequence in enumerate(sequences)
+            if sequence.features is not None and lengths[index] > 0
+        ]
         if not ready:
             return drafts
-        chosen = [sequences[index] for index in ready]
-        output = self._program.unroll(
-            UnrollBatch(
-                features=np.ascontiguousarray(np.stack(features), dtype=np.float32),
-                tokens=np.array([sequence.tokens[-1] for sequence in chosen], dtype=np.int32),
-                seed=np.array([sequence.seed for sequence in chosen], dtype=np.uint64),
-                position=np.array([len(sequence.tokens) for sequence in chosen], dtype=np.int64),
-                temperature=np.array([sequence.params.temperature for sequence in chosen], dtype=np.float32),
-                lengths=np.array([lengths[index] for index in ready], dtype=np.int32),
-                floor=np.full(len(ready), self._floor, dtype=np.float32),
-            )
-        )
-        probabilities = np.exp(output.logprobs.astype(np.float64)).clip(max=1.0)
+        batch = self._filled([sequences[index] for index in ready], [lengths[index] for index in ready])
+        output = self._program.unroll(batch)
+        tokens, logprobs = output.tokens.tolist(), output.logprobs.tolist()
         for row, index in enumerate(ready):
-            drafts[index] = _draft(
-                output.tokens[row].tolist(), probabilities[row].tolist(), sequences[index].params.logit_bias
-            )
+            drafts[index] = _draft(tokens[row], logprobs[row], sequences[index].params.logit_bias)
         return drafts
 
     def close(self) -> None:
         """Frees the program."""
         self._program.close()
 
+    def _filled(self, sequences: Sequence[DraftSequence], lengths: Sequence[int]) -> UnrollBatch:
+        """What is to be drafted, in arrays that are made once: between two steps nothing of numpy is in the
+        caches, and making seven arrays took as long as a third of a draft."""
+        n = len(sequences)
+        states = sequences[0].features
+        assert states is not None, "only sequences with features are drafted for"
+        batch = self._batch
+        if batch.features.shape[1] != len(states) or len(batch.tokens) < n:
+            batch = self._batch = _arrays(max(n, len(batch.tokens)), len(states), self._floor)
+        features, tokens, seed, position = batch.features, batch.tokens, batch.seed, batch.position
+        for row, sequence in enumerate(sequences):
+            features[row] = sequence.features
+            tokens[row] = sequence.tokens[-1]
+            seed[row] = sequence.seed
+            position[row] = len(sequence.tokens)
+            batch.temperature[row] = sequence.params.temperature
+            batch.lengths[row] = lengths[row]
+        if n == len(tokens):
+            return batch
+        return UnrollBatch(
+            features=features[:n],
+            tokens=tokens[:n],
+            seed=seed[:n],
+            position=position[:n],
+            temperature=batch.temperature[:n],
+            lengths=batch.lengths[:n],
+            floor=batch.floor[:n],
+        )
 
-def _draft(tokens: list[int], probabilities: list[float], bias: dict[int, float]) -> Draft:
+
+def _arrays(sequences: int, width: int, floor: float) -> UnrollBatch:
+    return UnrollBatch(
+        features=np.zeros((sequences, width), np.float32),
+        tokens=np.zeros(sequences, np.int32),
+        seed=np.zeros(sequences, np.uint64),
+        position=np.zeros(sequences, np.int64),
+        temperature=np.zeros(sequences, np.float32),
+        lengths=np.zeros(sequences, np.int32),
+        floor=np.full(sequences, floor, np.float32),
+    )
+
+
+def _draft(tokens: list[int], logprobs: list[float], bias: dict[int, float]) -> Draft:
     """The draft up to the first place that has no token or a forbidden one."""
-    count = next(
-        (i for i, token in enumerate(tokens) if token < 0 or bias.get(token) == float("-inf")), len(tokens)
-    )
-    if count == 0:
+    count = 0
+    survival: list[float] = []
+    chance = 1.0
+    for token, logprob in zip(tokens, logprobs, strict=True):
+        if token < 0 or (bias and bias.get(token) == -inf):
+            break
+        chance *= exp(min(logprob, 0.0))
+        survival.append(chance)
+        count += 1
+    if not count:
         return NO_DRAFT
-    return Draft(
-        tokens=tokens[:count],
-        survival=list(accumulate(probabilities[:count], mul)),
-        quality=int(np.searchsorted(_SURE, probabilities[0], side="right")),
-    )
+    return Draft(tokens[:count], survival, bisect_right(_SURE, survival[0]))

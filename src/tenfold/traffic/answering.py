@@ -14,13 +14,14 @@ import msgspec
 import numpy as np
 
 from tenfold.backends.base import Floats
+from tenfold.config import OptionError
 from tenfold.formats.matrix import Format, Layout
 from tenfold.formats.rounding import quantize
 from tenfold.protocol import SamplingParams
 from tenfold.server.text import Text
 from tenfold.speculate.base import DraftSequence, Outcome, SpeculationReport
 from tenfold.traffic.reading import TrafficRequest, contents
-from tenfold.traffic.running import EngineFault, Job, run_jobs
+from tenfold.traffic.running import EngineFault, Job, job_of, run_jobs
 from tenfold.traffic.store import Answer, AnswerStore, Features
 from tenfold.worker.loop import EngineLike
 
@@ -105,12 +106,13 @@ def parse_modes(options: Iterable[str]) -> dict[str | None, tuple[str, ...]]:
         chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
         unknown = [name for name in chosen if name not in MODES]
         if unknown or (equals and not kind):
-            raise ValueError(
-                f"answers are {option!r}; write some of {', '.join(MODES)} with commas, and CLASS= before "
-                "them if they are for one class, like greedy,sampled or agent=greedy"
+            raise OptionError(
+                f"answers is {option!r}; write some of {', '.join(MODES)} with commas, and CLASS= before "
+                "them if they are for one class, like greedy,sampled or agent=greedy",
+                "answers",
             )
         if (kind or None) in modes:
-            raise ValueError(f"answers for {kind or 'all classes'} are given twice")
+            raise OptionError(f"answers for {kind or 'all classes'} is given twice", "answers")
         modes[kind or None] = chosen
     modes.setdefault(None, ("own",))
     return modes
@@ -121,9 +123,10 @@ def check_modes(modes: dict[str | None, tuple[str, ...]], requests: Iterable[Tra
     kinds = {request.kind for request in requests}
     for kind in modes:
         if kind is not None and kind not in kinds:
-            raise ValueError(
-                f"answers are given for the class {kind!r}, which the traffic does not have; it has "
-                f"{', '.join(sorted(kinds))}"
+            raise OptionError(
+                f"answers is given for the class {kind!r}, which the traffic does not have; it has "
+                f"{', '.join(sorted(kinds))}",
+                "answers",
             )
 
 
@@ -200,12 +203,10 @@ def _wanted(
     for request in requests:
         for mode in modes.get(request.kind, modes[None]):
             params = answer_params(request.params, mode, max_answer)
-            job = Job(
-                _key(request.prompt, params), request.line, request.conversation, request.prompt, params
-            )
-            wanted.append((request, mode, job))
+            wanted.append((request, mode, job_of(request, _key(request, params), params)))
     return wanted
 
 
-def _key(prompt: tuple[int, ...], params: SamplingParams) -> str:
-    return hashlib.blake2b(contents(prompt, params), digest_size=16).hexdigest()
+def _key(request: TrafficRequest, params: SamplingParams) -> str:
+    known_by = contents(request.prompt, params, request.sections)
+    return hashlib.blake2b(known_by, digest_size=16).hexdigest()

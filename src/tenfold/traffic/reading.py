@@ -14,10 +14,14 @@ from typing import Any
 
 import msgspec
 
+from tenfold.config import PAGE_ROWS
 from tenfold.limits import RequestError, check_params, check_prompt
 from tenfold.protocol import SamplingParams
+from tenfold.server.answer_stream import Sections
+from tenfold.server.chat_setup import choose_chat
 from tenfold.server.errors import ApiError, invalid
 from tenfold.server.fields import Fields, show
+from tenfold.server.prepare import Preparer
 from tenfold.server.requests import ApiRequest, parse_chat
 from tenfold.server.text import Text
 
@@ -27,6 +31,10 @@ UNNAMED = "unnamed"
 """The class of a line that has none."""
 SHOWN = 5
 """Faulty lines that an error tells of."""
+
+
+PLAIN = Sections()
+"""Nothing but text."""
 
 
 class TrafficError(ValueError):
@@ -48,6 +56,17 @@ class TrafficRequest(msgspec.Struct, frozen=True, kw_only=True):
     """With a seed: the body's, or one that is made of the body."""
     answer: str | None
     """What was answered when the traffic was recorded."""
+    sections: Sections = PLAIN
+    """What the answer may have beside text: where stop strings count, and whether it ends with its first
+    call."""
+
+
+class _Room(msgspec.Struct, frozen=True):
+    """See `tenfold.server.prepare.Room`: as much KV memory as the context needs."""
+
+    vocab_size: int
+    max_context: int
+    kv_pages: int
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +79,8 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 def read_traffic(path: Path, text: Text, vocab_size: int, max_context: int) -> list[TrafficRequest]:
     """All requests of the file, oldest first. ``model`` may be anything: this model answers. Empty lines are
     passed over. Raises TrafficError, OSError if the file cannot be read."""
+    room = _Room(vocab_size, max_context, -(-max_context // PAGE_ROWS))
+    preparer = Preparer("this model", room, text, choose_chat(text))
     lines: list[_Line] = []
     problems: list[str] = []
     seen: Counter[bytes] = Counter()
@@ -68,7 +89,7 @@ def read_traffic(path: Path, text: Text, vocab_size: int, max_context: int) -> l
             if not data.strip():
                 continue
             try:
-                lines.append(_line(number, data, text, vocab_size, max_context, seen))
+                lines.append(_line(number, data, preparer, seen))
             except ApiError as error:
                 problems.append(f"line {number}: {error.message}")
             except ValueError as error:
@@ -85,9 +106,8 @@ def read_traffic(path: Path, text: Text, vocab_size: int, max_context: int) -> l
     return sorted((line.request for line in lines), key=lambda request: request.time)
 
 
-def _line(
-    number: int, data: bytes, text: Text, vocab_size: int, max_context: int, seen: Counter[bytes]
-) -> _Line:
+def _line(number: int, data: bytes, preparer: Preparer, seen: Counter[bytes]) -> _Line:
+    vocab_size, max_context = preparer.plan.vocab_size, preparer.plan.max_context
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -99,9 +119,10 @@ def _line(
     fields.string("model")
     rest.pop("model", None)
     request = parse_chat(msgspec.json.encode(rest), (), vocab_size)
-    _check_plain(request)
     assert request.messages is not None
-    prompt = tuple(text.encode_chat(request.messages, max_context))
+    made = preparer.prompt_of(request)
+    prompt, sections = tuple(made.ids), preparer.sections(request.tools, made.text)
+    _check_plain(preparer.constrained(request, sections))
     try:
         check_params(request.params, vocab_size)
         check_prompt(prompt, 0, vocab_size, max_context, max_context)
@@ -119,6 +140,7 @@ def _line(
             prompt=prompt,
             params=params,
             answer=answer,
+            sections=sections,
         ),
         timed=time is not None,
     )
@@ -127,17 +149,17 @@ def _line(
 def _check_plain(request: ApiRequest) -> None:
     """Refuses what a server would do with a request and is not done here: dropping it would compute another
     request than was recorded."""
-    for field, there in (
-        ("tools", request.tools is not None),
-        ("n", request.n > 1),
-        ("response_format", request.params.constraint is not None),
-        ("chat_template_kwargs", bool(request.template_variables)),
-    ):
-        if there:
-            raise invalid(
-                field,
-                f"{field} is not supported in recorded traffic yet; leave such requests out of the file",
-            )
+    constraint = request.params.constraint
+    if constraint is not None:
+        raise invalid(
+            constraint.field,
+            f"{constraint.field} is not supported in recorded traffic: what a grammar forces is not what the "
+            "model would say, and a drafter is to learn that; leave such requests out of the file",
+        )
+    if request.n > 1:
+        raise invalid(
+            "n", "n is not supported in recorded traffic: a line is one answer; write a line for each choice"
+        )
 
 
 def _name(fields: Fields, name: str) -> str | None:
@@ -147,21 +169,32 @@ def _name(fields: Fields, name: str) -> str | None:
     return value
 
 
-def _opening(messages: list[dict[str, str]]) -> str:
+def _opening(messages: list[dict[str, Any]]) -> str:
     """Names a conversation by its messages up to the user's first: later turns begin with the same."""
     first = next((i for i, message in enumerate(messages) if message["role"] == "user"), len(messages) - 1)
     return "opening-" + hashlib.blake2b(msgspec.json.encode(messages[: first + 1]), digest_size=8).hexdigest()
 
 
-def contents(prompt: tuple[int, ...], params: SamplingParams) -> bytes:
-    """What a request is known by, to be digested: its prompt, and the parameters that are not the defaults.
-    So a parameter that did not exist when a file was answered does not make all its requests new ones."""
+def contents(prompt: tuple[int, ...], params: SamplingParams, sections: Sections = PLAIN) -> bytes:
+    """What a request is known by, to be digested: its prompt, the parameters that are not the defaults, and
+    what in ``sections`` can end its answer. So a parameter that did not exist when a file was answered does
+    not make all its requests new ones."""
     given = {
         name: value
         for name, value in msgspec.structs.asdict(params).items()
         if value != getattr(_DEFAULTS, name)
     }
-    return msgspec.msgpack.encode((prompt, sorted(given.items())))
+    tools, reasoning = sections.tools, sections.reasoning
+    if not sections.one_call and (not params.stop or (tools is None and reasoning is None)):
+        return msgspec.msgpack.encode((prompt, sorted(given.items())))
+    parts = (
+        tools and tools.name,
+        sorted(sections.tool_names),
+        sections.one_call,
+        reasoning and reasoning.name,
+        sections.opened,
+    )
+    return msgspec.msgpack.encode((prompt, sorted(given.items()), parts))
 
 
 _DEFAULTS = SamplingParams()

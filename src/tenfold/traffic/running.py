@@ -8,8 +8,11 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from tenfold.protocol import Request, SamplingParams
-from tenfold.server.output import Output
+from tenfold.server.answer import Answer
+from tenfold.server.answer_stream import Sections
+from tenfold.server.chat_setup import new_answer
 from tenfold.server.text import Text
+from tenfold.traffic.reading import TrafficRequest
 from tenfold.worker.loop import EngineLike
 
 
@@ -22,6 +25,21 @@ class Job(NamedTuple):
     conversation: str
     prompt: tuple[int, ...]
     params: SamplingParams
+    sections: Sections = Sections()
+    """What the answer may have beside text."""
+
+
+def job_of(request: TrafficRequest, id: str | None = None, params: SamplingParams | None = None) -> Job:
+    """A recorded request as a job, known by its line and computed with its own parameters unless others are
+    given."""
+    return Job(
+        str(request.line) if id is None else id,
+        request.line,
+        request.conversation,
+        request.prompt,
+        request.params if params is None else params,
+        request.sections,
+    )
 
 
 class Done(NamedTuple):
@@ -43,7 +61,7 @@ class Done(NamedTuple):
 class _Under:
     """A job under way."""
 
-    def __init__(self, job: Job, output: Output | None) -> None:
+    def __init__(self, job: Job, output: Answer | None) -> None:
         self.job = job
         self.output = output
         self.tokens: list[int] = []
@@ -79,9 +97,10 @@ def run_jobs(engine: EngineLike, text: Text, jobs: Iterable[Job], streams: int) 
             engine.add(Request(id=job.id, prompt=job.prompt, params=job.params, eos_token_ids=eos))
         except ValueError as error:
             raise EngineFault(f"line {job.line} of the traffic: {error}") from error
-        # The engine knows no text: only a stop string makes it necessary to look at it.
-        stop = job.params.stop
-        under[job.id] = _Under(job, Output(text.stream(stop)) if stop else None)
+        # The engine knows no text: only a stop string, or a call that is to be the last, makes it necessary.
+        stop, sections = job.params.stop, job.sections
+        looked_at = new_answer(text, stop, sections) if stop or sections.one_call else None
+        under[job.id] = _Under(job, looked_at)
         conversations[job.id] = conversation
 
     try:
@@ -101,7 +120,7 @@ def run_jobs(engine: EngineLike, text: Text, jobs: Iterable[Job], streams: int) 
                 one.tokens += chunk.tokens
                 if one.output is not None:
                     one.output.push([chunk])
-                finish = chunk.finish if one.output is None else one.output.finish
+                finish = chunk.finish if one.output is None else one.output.engine_finish
                 if finish is None:
                     continue
                 if one.output is not None:

@@ -19,13 +19,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 import msgspec
 
 from tenfold.checkpoint.fingerprint import fingerprint
+from tenfold.config import OptionError
 from tenfold.protocol import (
     Alive,
     EnginePlan,
@@ -66,17 +67,22 @@ class Joining:
 
     host: str
     port: int
-    secret: bytes
+    secret: bytes = field(repr=False)
     name: str
 
     @classmethod
     def of(cls, address: str, secret_file: str, name: str | None) -> Joining:
-        """As the command line says it. Raises ValueError, OSError."""
-        host, port = parse_address(address, "--join")
+        """As the command line says it. Raises OptionError, OSError."""
+        host, port = parse_address(address, "join")
         name = socket.gethostname() if name is None else name
-        if not (0 < len(name) <= 64 and name.isascii() and name.isprintable() and " " not in name):
-            raise ValueError(f"--name is {name!r}; it must be 1 to 64 visible ASCII characters")
+        check_name(name)
         return cls(host, port, load_secret(secret_file), name)
+
+
+def check_name(name: str) -> None:
+    """Raises OptionError for one that logs and metrics had better not have."""
+    if not (0 < len(name) <= 64 and name.isascii() and name.isprintable() and " " not in name):
+        raise OptionError(f"name is {name[:80]!r}; it must be 1 to 64 visible ASCII characters", "name")
 
 
 def prepare(sock: socket.socket) -> None:
@@ -94,8 +100,8 @@ def work(
     builder: str = ENGINE_BUILDER,
     identify: Callable[[Path], str] = fingerprint,
 ) -> None:
-    """Works for the front until SIGINT or SIGTERM, or until it says Shutdown. ``identify`` tells a model's files
-    from others'. To be called in the main thread.
+    """Works for the front until SIGINT or SIGTERM, or until it says Shutdown. ``identify`` tells a model's
+    files from others'. To be called in the main thread.
 
     Raises JoinRefused when the front does not want this worker, what the ``builder`` raises when the engine
     cannot be built or breaks, and OSError for a model that cannot be read.

@@ -1,9 +1,10 @@
 """Telling other routers of pages over ZeroMQ, as vLLM does.
 
-A PUB socket sends ``[topic, number, batch]``: an empty topic, eight bytes (big-endian, from 0, without gaps) and a
-`tenfold.kv.wire_news.KVEventBatch` as msgpack. Who finds a gap connects a REQ or DEALER to the ROUTER socket and
-sends the first number that it misses; what comes back is ``[number, batch]`` for each batch from there on that
-is still kept, and ``[-1, b""]`` as the end. Nobody is asked who he is, and prompts can be read from it all.
+A PUB socket sends ``[topic, number, batch]``: an empty topic, eight bytes (big-endian, from 0, without gaps)
+and a `tenfold.kv.wire_news.KVEventBatch` as msgpack. Who finds a gap connects a REQ or DEALER to the ROUTER
+socket and sends the first number that it misses; what comes back is ``[number, batch]`` for each batch from
+there on that is still kept, and ``[-1, b""]`` as the end. Nobody is asked who he is, and prompts can be read
+from it all.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class KVEventPublisher:
             import zmq
         except ImportError:
             raise ValueError(
-                "kv_events (--kv-events) needs pyzmq, which is not installed: pip install 'tenfold[kv-events]'"
+                "kv_events (--kv-events) needs pyzmq, which is not installed: "
+                "pip install 'tenfold[kv-events]'"
             ) from None
         self._rank = rank
         self._encoder = msgspec.msgpack.Encoder()

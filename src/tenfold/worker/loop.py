@@ -95,8 +95,8 @@ class WorkerLoop:
         """Requests that came by this channel and have not ended."""
 
     def run(self) -> None:
-        """Returns after Shutdown. Raises EOFError when the front is gone, JoinRefused when it wants no more of
-        this worker."""
+        """Returns after Shutdown. Raises EOFError when the front is gone, JoinRefused when it wants no more
+        of this worker."""
         engine, channel = self._engine, self._channel
         while True:
             for message in channel.poll() if engine.has_work else self._rest():

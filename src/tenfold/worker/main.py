@@ -61,6 +61,7 @@ def plan_of(settings: EngineSettings, info: Any, load_ms: float, kv_disk_bytes: 
         max_running=settings.max_running,
         load_ms=load_ms,
         kv_disk_bytes=kv_disk_bytes,
+        state_width=info.state_width,
     )
 
 
@@ -93,7 +94,6 @@ def main(fd: int, parent: int, builder_name: str) -> int:
             Ready(plan=plan_of(start.settings, info, load_ms, 0 if tier is None else tier.size_bytes))
         )
         WorkerLoop(engine, channel).run()
-        gc.unfreeze()
         engine.close()
     except EOFError:
         return 0  # the front is gone, and with it everyone who wanted something
@@ -102,4 +102,6 @@ def main(fd: int, parent: int, builder_name: str) -> int:
         with contextlib.suppress(EOFError):
             channel.send(Failed(error=f"{type(error).__name__}: {error}"))
         return 1
+    finally:
+        gc.unfreeze()  # so that Python can take everything down, and no library complains of what is left
     return 0

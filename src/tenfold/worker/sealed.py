@@ -11,8 +11,8 @@ random for this connection; keys for the two directions are made of the same::
     proof = HMAC(secret, who, both nonces)     key = HMAC(secret, "from " who, both nonces)
 
 Then every message is four bytes of length (little-endian), the message, and HMAC(key, number of the message,
-message): 32 bytes. Numbers count from 0 in each direction, so a message that was changed, left out, repeated or
-taken from another connection does not fit, and ends the connection. Nothing is encrypted.
+message): 32 bytes. Numbers count from 0 in each direction, so a message that was changed, left out, repeated
+or taken from another connection does not fit, and ends the connection. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Unsealer:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that ``data`` completes, in order. Raises NotTrusted; then nothing of this stream is to
-        be used any more."""
+        """The messages that ``data`` completes, in order. Raises NotTrusted; then nothing of this stream is
+        to be used any more."""
         pending = self._pending
         pending += data
         bodies = []

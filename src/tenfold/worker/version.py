@@ -18,8 +18,8 @@ def version() -> str:
 
 
 def code_digest() -> str:
-    """12 hex digits that are equal for equal Python code: messages and answers depend on it. The core is not in
-    it, as its file differs with the compiler, and its results do not."""
+    """12 hex digits that are equal for equal Python code: messages and answers depend on it. The core is not
+    in it, as its file differs with the compiler, and its results do not."""
     root = Path(tenfold.__file__).parent
     digest = hashlib.blake2b(digest_size=6)
     for file in sorted(root.rglob("*.py")):

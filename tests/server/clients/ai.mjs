@@ -1,7 +1,7 @@
 // npm ai with @ai-sdk/openai-compatible against a live server: prints one JSON object, which the test reads.
 // Arguments: base URL, model, "fake" or "real" (a real model is also asked for structured output).
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { generateObject, generateText, jsonSchema, streamText, tool } from "ai";
+import { embedMany, generateObject, generateText, jsonSchema, streamText, tool } from "ai";
 
 const [url, name, kind] = process.argv.slice(2);
 const provider = createOpenAICompatible({
@@ -34,6 +34,9 @@ if (kind === "fake") {
   const streamed = streamText({ ...base, prompt: "@call@", tools: { add } });
   await streamed.consumeStream();
   out.streamedCall = (await streamed.toolCalls)[0].input;
+  const vectors = await embedMany({ model: provider.textEmbeddingModel(name), values: ["a", "b".repeat(40)] });
+  out.vectors = vectors.embeddings;
+  out.vectorTokens = vectors.usage.tokens;
 } else {
   const schema = jsonSchema({
     type: "object",

@@ -38,6 +38,8 @@ if (kind === "fake") {
   const run = client.chat.completions.stream({ ...base, max_tokens: 200, messages: ask("@call@"), tools });
   out.streamedCall = (await run.finalMessage()).tool_calls[0].function;
   const item = await client.responses.create({ model, input: "@call@", tools: flat });
+  const vectors = await client.embeddings.create({ model, input: ["a", "b".repeat(40)] });
+  out.vectors = vectors.data.map((each) => each.embedding);
   out.responseCall = item.output.find((each) => each.type === "function_call").arguments;
 } else {
   const schema = {

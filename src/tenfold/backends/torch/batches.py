@@ -18,6 +18,9 @@ def check_batch(batch: StepBatch, info: ProgramInfo) -> npt.NDArray[np.int64]:
     _within("position", batch.positions, info.max_context)
     _within("logit row", batch.logit_rows, rows)
     _check(bool((np.diff(batch.logit_rows) > 0).all()), "logit_rows are not ascending")
+    if batch.state_rows is not None:
+        _within("state row", batch.state_rows, rows)
+        _check(bool((np.diff(batch.state_rows) > 0).all()), "state_rows are not ascending")
     _offsets("row_offsets", batch.row_offsets, sequences, rows)
     _offsets("page_offsets", batch.page_offsets, sequences, len(batch.pages))
     _within("page", batch.pages, info.kv_pages)

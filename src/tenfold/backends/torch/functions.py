@@ -15,7 +15,7 @@ Tensor = Any
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     """Normalises each stretch of ``len(weight)`` elements of each row: ``[rows, width] -> [rows, width]``."""
-    parts = x.reshape(x.shape[0], -1, weight.shape[0])
+    parts = x.reshape(x.shape[0], x.shape[1] // weight.shape[0], weight.shape[0])  # there may be no row
     normed = parts * torch.rsqrt(parts.square().mean(dim=-1, keepdim=True) + eps)
     return (normed * (weight + offset)).reshape(x.shape)
 

@@ -30,6 +30,7 @@ from tenfold.checkpoint.base import Checkpoint, CheckpointError
 from tenfold.graph.graph import Graph
 from tenfold.graph.ops import Attention, Embed, Input, Rope, SelectRows, WeightSpec
 from tenfold.graph.recurrent import RecurrentGraph
+from tenfold.graph.states import final_states
 from tenfold.graph.validate import describe
 
 Tensor = functions.Tensor
@@ -93,6 +94,7 @@ class TorchBackend:
             page_bytes=sum(pool[0].numel() * pool.element_size() for pool in [*pools, *biases]),
             weight_bytes=sum(report.bytes for report in reports),
             weights=tuple(reports),
+            state_width=0 if (states := final_states(graph)) is None else states.norm.width,
         )
         return TorchProgram(graph, weights, pools, biases, info, self._kv_bf16, options.taps)
 
@@ -147,6 +149,8 @@ class TorchProgram:
         """Runs one step. Raises ValueError for a batch that does not fit; nothing is written then."""
         if batch.want_features and not self._taps:
             raise ValueError("step: features are wanted, but the program was compiled without taps")
+        if batch.state_rows is not None and not self.info.state_width:
+            raise ValueError("step: states are wanted, but the program has none")
         values = self._values(batch)
         logits = values[self._graph.ops[-1].output].to(torch.float32).numpy()
         tokens, logprobs, top_tokens, top_logprobs = sample(logits, batch.sampling)
@@ -157,6 +161,7 @@ class TorchProgram:
             top_logprobs=top_logprobs,
             logits=logits if batch.want_logits else None,
             features=self._features(batch, values) if batch.want_features else None,
+            states=None if batch.state_rows is None else self._states(batch.state_rows, values),
         )
 
     def logits(self, batch: StepBatch) -> Tensor:
@@ -176,6 +181,14 @@ class TorchProgram:
         parts = [values[name] if name in selected else values[name][wanted] for name in self._taps]
         features: Floats = torch.cat(parts, dim=1).to(torch.float32).numpy()
         return features
+
+    def _states(self, rows: Int32s, values: dict[str, Tensor]) -> Floats:
+        found = final_states(self._graph)
+        assert found is not None, "the step was checked"
+        source = values[found.source][torch.from_numpy(rows).long()]
+        normed = functions.row_wise(found.norm, [source], [self._weights[found.norm.weight.name]])
+        states: Floats = normed.to(torch.float32).numpy()
+        return states
 
     def copy_rows(self, source: int, target: int, rows: int) -> None:
         """Copies the first ``rows`` lines of page ``source``, all layers, into page ``target``."""
