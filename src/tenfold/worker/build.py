@@ -163,7 +163,7 @@ def open_transfer(settings: EngineSettings, identity: str, page_bytes: int, most
     host = settings.transfer_address
     if host is None:
         return Transfer.on_this_machine(identity, page_bytes, most_bytes)
-    secret = load_secret(settings.transfer_secret or "", "transfer_secret (--secret-file)")
+    secret = load_secret(settings.transfer_secret or "")
     return Transfer.over_tcp(identity, page_bytes, most_bytes, secret, host)
 
 
