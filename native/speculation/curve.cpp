@@ -18,6 +18,8 @@ constexpr int kFreshSteps = 8;
 // A node that was not seen while others moved so far (in log ms) is to be believed no more.
 constexpr double kMissedTooMuch = 0.08;
 constexpr int kStaleSteps = 256;
+// A plain step is made to be timed no sooner than after so many others, even where times change all the time.
+constexpr int kDoubtSteps = 48;
 // A residual is cut at so many times the usual size (which is at least this, in log ms) ...
 constexpr double kUsualTimes = 4, kLeastUsual = 0.01;
 // ... but so many cut on end, to the same side, are no outliers.
@@ -98,7 +100,7 @@ bool LiveCurve::doubtful(int rows) const {
   const auto [i, share] = around(rows);
   const Node& near = nodes_[share > 0.5 ? i + 1 : i];
   const int64_t age = step_ - near.seen;
-  return age > 2 * kStaleSteps || (age > 16 && near.trust < 3);
+  return age > 2 * kStaleSteps || (age > kDoubtSteps && near.trust < 3);
 }
 
 void LiveCurve::observe(int rows, double step_ms) {

@@ -67,6 +67,8 @@ class _Room(msgspec.Struct, frozen=True):
     vocab_size: int
     max_context: int
     kv_pages: int
+    state_width: int = 0
+    """Traffic has no embeddings."""
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
