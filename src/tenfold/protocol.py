@@ -239,6 +239,10 @@ class PagesStored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
     """As `tenfold.router.names` has them; 64 bits, unsigned."""
     parent: int | None = None
     """Name of the page before the first; None at the beginning of a prompt."""
+    tokens: tuple[int, ...] = ()
+    """Of all these pages, one after another; only with `EngineSettings.page_tokens`."""
+    namespace: str = ""
+    """Whose pages they are; only with `EngineSettings.page_tokens`."""
 
 
 class PagesRemoved(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
@@ -300,6 +304,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of this worker."""
     prefill_workers: int = 0
     """Of the ``workers``, so many are for prefill and the others for decode; 0: all are mixed."""
+    transfer_address: str | None = None
+    """Address of this machine at which workers of other machines fetch pages over TCP; None: through memory
+    alone."""
+    transfer_secret: str | None = None
+    """File with the secret that they have too."""
     workers: int = 1
     """So many workers share this machine: cores (unless ``threads`` says how many) and KV memory (also
     ``kv_memory_bytes``) are divided among them."""
@@ -308,6 +317,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     divided among them; cores are not, see `worker.build.own_threads`."""
     routed: bool = False
     """A router is to be told of pages (`KVEvents`) and of how long steps take (`StepTime`)."""
+    page_tokens: bool = False
+    """It is told the tokens of pages too, for a router that names pages itself."""
     kv_events: str | None = None
     """ZeroMQ address, tcp://HOST:PORT, at which other routers are told of pages; the port is that of rank 0,
     and each further rank has the next. None: they are not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from tenfold.cli.clustering import cluster
 from tenfold.cli.measuring import bench, inspect, synth
 from tenfold.cli.options import Commands
 from tenfold.cli.serving import generate, serve
@@ -41,5 +42,6 @@ for command in (
     train_drafter,
     replay,
     simulate,
+    cluster,
 ):
     main.add_command(command)

@@ -16,6 +16,7 @@ from tenfold.kv.arrivals import Arrival, Arrivals
 from tenfold.kv.cache import KVCache, PageTable, pages_for
 from tenfold.kv.region import Fallback, TransferError
 from tenfold.kv.segment import token_bytes
+from tenfold.kv.tcp import PageServer, nearest
 from tenfold.kv.transfer import LONGEST_S, Exports, Handoff, MemorySource, Source
 from tenfold.protocol import Fetch, TransferCounts
 
@@ -44,6 +45,18 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     exports: Exports
     openers: dict[str, Opener]
     """By transport."""
+
+    @staticmethod
+    def over_tcp(identity: str, page_bytes: int, most_bytes: int, secret: bytes, host: str) -> Transfer:
+        """With workers of other machines too: pages are served at address ``host`` until the process ends.
+        Raises OSError for an address that is not this machine's, ValueError for a secret that is too
+        short."""
+        server = PageServer(secret, host)
+        return Transfer(
+            identity=identity,
+            exports=Exports(identity, page_bytes, most_bytes, server.offer),
+            openers={"memory": MemorySource, "tcp": nearest(secret, server.host)},
+        )
 
     @staticmethod
     def on_this_machine(identity: str, page_bytes: int, most_bytes: int) -> Transfer:

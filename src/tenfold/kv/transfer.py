@@ -38,7 +38,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     transport: str
     path: str = ""
-    """``memory``: of the region."""
+    """``memory``: of the region; ``tcp``: the same, for importers of the same machine."""
     host: str = ""
     port: int = 0
     key: str = ""
