@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
-from fleet_routing import conversations_of, kv_memory
+from fleet_routing import conversation_options, conversations_of, kv_memory
 
 from tenfold.bench.figures import table, total_ratio
 from tenfold.bench.script import run_script
@@ -133,16 +133,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True, help="folder of tau-bench's conversations")
-    parser.add_argument("--model", default="smollm2", help="a GGUF file, a folder, or a known name")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1, help="of each worker")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--at-once", type=int, default=6, help="conversations of a round")
-    parser.add_argument("--turns", type=int, default=9, help="most turns of a conversation")
-    parser.add_argument("--most", type=int, default=16_000, help="characters of a request's messages")
-    parser.add_argument("--max-tokens", type=int, default=16, help="of an answer")
-    parser.add_argument("--kv-tokens", type=int, default=16_000, help="that a worker holds")
+    conversation_options(parser, max_tokens=16)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     warm_up = 2 * args.workers
