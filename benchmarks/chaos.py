@@ -278,7 +278,7 @@ def main() -> int:
         parser.error("--requests and --workers: must be positive")
     memory = options.workers * small_memory(options.model)
     limits = ("--max-running", str(RUNNING), "--kv-memory", str(memory), "--workers", str(options.workers))
-    with Server(options.model, *limits) as server:
+    with Server(options.model, *limits, "--max-queue", str(options.requests)) as server:
         run = Run(server, options.requests, options.seed, options.workers, options.every)
         began = time.perf_counter()
         asyncio.run(run.storm())
