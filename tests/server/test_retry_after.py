@@ -73,8 +73,8 @@ def test_the_rate_of_ends_is_the_estimate(
 
 @pytest.mark.parametrize(("running", "queue"), [(1, 4), (16, 4), (64, 16), (400, 100)])
 def test_who_is_taken_waits_for_a_quarter_of_what_a_request_takes(running: int, queue: int) -> None:
-    """Unless another limit was asked for: q requests that wait, of which ``running`` are computed at once, take
-    q / running of the time of one. A request's further choices are not held against it."""
+    """Unless another limit was asked for: q that wait, where ``running`` are computed at once, take q /
+    running of the time of one. Further choices of a request do not count."""
     flights = Flights(
         EngineSettings(model="m", max_running=running), Metrics(), max_queue=None, stall_after_s=30
     )
