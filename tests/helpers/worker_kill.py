@@ -26,7 +26,7 @@ class KillReport:
 
 
 def kill_under_load(server: ServerProcess, streams: int, tokens: int, prompt: str = "abc") -> KillReport:
-    """Kills the worker of a server with one worker while ``streams`` stream, and follows all to their ends."""
+    """Kills the worker of a server that has one while ``streams`` stream, and follows all to their ends."""
     report = KillReport()
     threads = [
         threading.Thread(target=_stream, args=(server.url, report, n, tokens, prompt)) for n in range(streams)
