@@ -3,6 +3,7 @@
     python benchmarks/chaos.py
     python benchmarks/chaos.py --model model.gguf --requests 2000 --seed 7
     python benchmarks/chaos.py --workers 2 --requests 1000 --every 5
+    python benchmarks/chaos.py --prefill 1 --decode 1 --requests 1000 --every 5
 
 One worker is killed twice, and 50 of the answers are compared. Of several workers one is killed, stopped for
 good, or stopped for some seconds, each ``--every`` seconds as long as there are requests; then no request may
@@ -272,12 +273,18 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1, help="of requests and of when clients leave")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--prefill", type=int, default=0, help="with --decode, instead of --workers")
+    parser.add_argument("--decode", type=int, default=0)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between faults of several workers")
     options = parser.parse_args()
     if options.requests < 1 or options.workers < 1:
         parser.error("--requests and --workers: must be positive")
+    roles: tuple[str, ...] = ("--workers", str(options.workers))
+    if options.prefill:
+        roles = ("--prefill", str(options.prefill), "--decode", str(options.decode))
+        options.workers = options.prefill + options.decode
     memory = options.workers * small_memory(options.model)
-    limits = ("--max-running", str(RUNNING), "--kv-memory", str(memory), "--workers", str(options.workers))
+    limits = ("--max-running", str(RUNNING), "--kv-memory", str(memory), *roles)
     with Server(options.model, *limits, "--max-queue", str(options.requests)) as server:
         run = Run(server, options.requests, options.seed, options.workers, options.every)
         began = time.perf_counter()
@@ -299,6 +306,7 @@ def main() -> int:
         "running_when_killed": run.killed_while_running,
         "faults": dict(run.faults),
         "moved": metrics.get("router_moved_total", 0),
+        "split": metrics.get("router_split_total", 0),
         "compared_with_undisturbed": compared,
         "preemptions": metrics["preemptions_total"],
         "worker_restarts": metrics["worker_restarts_total"],

@@ -10,10 +10,10 @@ and then as long as a user or a tool may take (--pause) before its next turn. Th
 differ; all share the system prompt, which some first turns of further conversations bring to both servers
 before anything is counted.
 
-The setting, unless told otherwise: two workers of one thread and 16,000 tokens of KV memory each; two rounds
-of 6 conversations at once, of up to 9 turns and 16,000 characters, without a pause.
+The setting, unless told otherwise: two workers of one thread and 11,000 tokens of KV memory each; three rounds
+of 4 conversations at once, of up to 20 turns and 22,000 characters, without a pause.
 
-KV memory and the number of turns decide how much routing matters. 16,000 tokens are no room for all
+KV memory and the number of turns decide how much routing matters. 11,000 tokens are no room for all
 conversations of a round: a router that keeps each where it began finds it there at every turn; one that
 does not needs all of them in every worker, which evicts. Where every worker has room for all, only what is
 new to a worker is saved. A first turn finds nothing but the system prompt, which both have, and each
@@ -132,22 +132,28 @@ def kv_memory(model: str, tokens: int) -> int:
         checkpoint.close()
 
 
+def conversation_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """What decides which conversations are held, and with what servers. ``max_tokens``: of an answer, unless
+    told otherwise."""
+    parser.add_argument("--data", type=Path, required=True, help="folder of tau-bench's conversations")
+    parser.add_argument("--model", default="smollm2", help="a GGUF file, a folder, or a known name")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of each worker")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--at-once", type=int, default=4, help="conversations of a round")
+    parser.add_argument("--turns", type=int, default=20, help="most turns of a conversation")
+    parser.add_argument("--most", type=int, default=22_000, help="characters of a request's messages")
+    parser.add_argument("--kv-tokens", type=int, default=11_000, help="that a worker holds")
+    parser.add_argument("--max-tokens", type=int, default=max_tokens, help="of an answer")
+
+
 def main() -> int:
     """Measures and prints."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True, help="folder of tau-bench's conversations")
-    parser.add_argument("--model", default="smollm2", help="a GGUF file, a folder, or a known name")
+    conversation_options(parser, max_tokens=4)
     parser.add_argument("--against", choices=POLICIES, default="round-robin")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1, help="of each worker")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--at-once", type=int, default=6, help="conversations of a round")
-    parser.add_argument("--turns", type=int, default=9, help="most turns of a conversation")
-    parser.add_argument("--most", type=int, default=16_000, help="characters of a request's messages")
-    parser.add_argument("--max-tokens", type=int, default=4, help="of an answer")
-    parser.add_argument("--kv-tokens", type=int, default=16_000, help="that a worker holds")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds from an answer to the next turn")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -29,7 +29,18 @@ def run(*args: str, input: str | None = None) -> Any:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["generate"], ["inspect"], ["bench"], ["synth"], ["train-drafter"], ["replay"]]
+    "command",
+    [
+        [],
+        ["serve"],
+        ["worker"],
+        ["generate"],
+        ["inspect"],
+        ["bench"],
+        ["synth"],
+        ["train-drafter"],
+        ["replay"],
+    ],
 )
 def test_help_teaches_with_an_example(command: list[str]) -> None:
     """Every command shows how it is used."""
@@ -270,6 +281,25 @@ def test_an_address_that_cannot_be_had_is_said(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "Error: cannot listen on 192.0.2.1:0: " in result.output
     assert "--host" in result.output and "Errno" not in result.output
+
+
+def test_a_worker_must_know_whom_to_join_and_by_which_secret(tmp_path: Path) -> None:
+    """Each missing or wrong part is said with what to do, before anything is loaded."""
+    secret = tmp_path / "secret"
+    secret.write_text("short")
+    secret.chmod(0o600)
+    (tmp_path / "m.gguf").touch()
+    command = ["worker", str(tmp_path / "m.gguf")]
+    for more, code, said in (
+        ([], 2, "--join HOST:PORT"),
+        (["--join", "10.0.0.1:7001"], 2, "--secret-file FILE"),
+        (["--join", "10.0.0.1", "--secret-file", str(secret)], 2, "write it like 10.0.0.1:7001"),
+        (["--join", "10.0.0.1:7001", "--secret-file", str(secret)], 2, "has 5 characters"),
+        (["--join", "10.0.0.1:7001", "--secret-file", str(tmp_path / "none")], 1, "none"),
+        (["--join", "h:1", "--secret-file", str(secret), "--name", "a b"], 2, "--name is 'a b'"),
+    ):
+        result = run(*command, *more)
+        assert result.exit_code == code and said in result.output, result.output
 
 
 def test_help_names_every_kind_of_model() -> None:

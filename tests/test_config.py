@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -59,12 +60,71 @@ def test_workers_share_what_there_is() -> None:
     assert "divided among 3 workers" in explain_kv(5, 300, 1000, 4, 3)
 
 
+def test_prefill_and_decode_workers() -> None:
+    """They count together, transfer pages and are routed; half of the pair, or `workers` beside it, is
+    refused with the remedy."""
+    config = ServeConfig(model="m", prefill=2, decode=3)
+    settings = config.engine_settings("m")
+    assert (settings.workers, settings.prefill_workers, config.processes) == (5, 2, 5)
+    assert settings.routed and settings.transfer
+    assert not ServeConfig(model="m", workers=2).engine_settings("m").transfer
+    for fields, why in (
+        ({"prefill": 1}, "decode is 0; give 1 or more of each"),
+        ({"decode": 1}, "prefill is 0 and decode is 1"),
+        ({"prefill": 1, "decode": 1, "workers": 2}, "workers is 2 beside prefill and decode"),
+        ({"prefill": 1, "decode": 1, "learn": True, "drafter": "d"}, "learn is given and prefill is 1"),
+        ({"prefill": 300, "decode": 1}, "prefill is 300"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            ServeConfig(model="m", **fields)
+
+
 def test_a_size_of_the_disk_tier_needs_its_folder() -> None:
     """The message says what to give."""
     with pytest.raises(ValueError, match="without kv_disk"):
         ServeConfig(model="m", kv_disk_bytes=1 << 30)
     with pytest.raises(ValueError, match="kv_disk_bytes is 0"):
         ServeConfig(model="m", kv_disk="/tmp/x", kv_disk_bytes=0)
+
+
+def test_workers_that_join_need_an_address_and_a_secret() -> None:
+    """Promise: neither alone is taken; with both a server may have no workers of its own, and its workers are
+    to tell a router of their pages even if there is one."""
+    with pytest.raises(ValueError, match="without secret_file"):
+        ServeConfig(model="m", accept_workers="127.0.0.1:7001")
+    with pytest.raises(ValueError, match="without accept_workers"):
+        ServeConfig(model="m", secret_file="s")
+    both: dict[str, Any] = {"accept_workers": "127.0.0.1:7001", "secret_file": "s"}
+    assert ServeConfig(model="m", workers=0, **both).engine_settings("m").routed
+    assert ServeConfig(model="m", workers=1, **both).engine_settings("m").routed
+    assert not ServeConfig(model="m").engine_settings("m").routed
+    with pytest.raises(ValueError, match="only one worker can learn"):
+        ServeConfig(model="m", learn=True, drafter="d", **both)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"kv_events": "127.0.0.1:5557"}, "kv_events is .*tcp://127.0.0.1:5557"),
+        ({"kv_events": "tcp://*:0"}, "ports from 1"),
+        ({"kv_events": "tcp://*:65535", "workers": 2}, "2 workers need ports"),
+        ({"kv_events_replay": "tcp://*:5558"}, "without kv_events"),
+        ({"kv_events": "tcp://*:5557", "kv_events_replay": "ipc://x"}, "kv_events_replay is"),
+        (
+            {
+                "kv_events": "tcp://*:5557",
+                "workers": 0,
+                "accept_workers": "127.0.0.1:7001",
+                "secret_file": "s",
+            },
+            "give it to each `tenfold worker`",
+        ),
+    ],
+)
+def test_an_address_for_events_that_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
+    """Promise: the error names the option, and what it may be; every worker has a port of its own."""
+    with pytest.raises(ValueError, match=said):
+        ServeConfig(model="m", **fields)
 
 
 def test_the_name_in_the_api_is_without_the_folder() -> None:

@@ -81,6 +81,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     """Processes with an engine each; ``threads`` and ``max_running`` are of each, ``kv_memory_bytes`` is of
     all together."""
+    prefill: int = 0
+    """With ``decode`` instead of ``workers``: so many processes compute prompts, whose pages the ``decode``
+    others take over; 0: every worker does both."""
+    decode: int = 0
     routing: Policy = "cache-aware"
     """Which worker gets a request."""
     max_queue: int | None = None
@@ -104,6 +108,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """URL of an OpenTelemetry collector that is sent a span for each request; None: nobody is."""
     drain_s: float = 5.0
     """How long a stopping server lets running requests go on."""
+    accept_workers: str | None = None
+    """HOST:PORT at which workers of other machines may join; None: nowhere."""
+    secret_file: str | None = None
+    """What they share with this server."""
+    kv_events: str | None = None
+    """ZeroMQ address at which the workers tell other routers of their pages: tcp://HOST:PORT, the port of the
+    first; each further one has the next. None: nowhere."""
+    kv_events_replay: str | None = None
+    """The same, where events that were missed may be asked for."""
 
     def __post_init__(self) -> None:
         for field, lowest, highest in (
@@ -111,7 +124,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("threads", 0, 1024),
             ("max_batch_tokens", 1, 1 << 16),
             ("max_running", 1, 4096),
-            ("workers", 1, 256),
+            ("workers", 1 if self.accept_workers is None else 0, 256),
+            ("prefill", 0, 256),
+            ("decode", 0, 256),
             ("max_queue", 0, 1 << 20),
             ("max_body_bytes", 1024, 1 << 30),
             ("stall_after_s", 0.1, 86400),
@@ -159,12 +174,66 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "learn is given without drafter; train one with `tenfold train-drafter` and give it",
                 *("learn", "drafter"),
             )
-        if self.learn and self.workers > 1:
+        if bool(self.prefill) != bool(self.decode):
+            raise OptionError(
+                f"prefill is {self.prefill} and decode is {self.decode}; give 1 or more of each, or neither",
+                *("prefill", "decode"),
+            )
+        if self.prefill and self.workers != 1:
+            raise OptionError(
+                f"workers is {self.workers} beside prefill and decode, which say how many there are; "
+                "leave it out",
+                *("workers", "prefill", "decode"),
+            )
+        if self.learn and self.prefill:
+            raise OptionError(
+                f"learn is given and prefill is {self.prefill}, but only a lone worker can learn; leave one "
+                "of them out",
+                *("learn", "prefill"),
+            )
+        if self.prefill and self.accept_workers is not None:
+            raise OptionError(
+                "accept_workers is given with prefill and decode, and workers that join have no role; leave "
+                "one of them out",
+                *("accept_workers", "prefill"),
+            )
+        if self.learn and self.workers != 1:
             raise OptionError(
                 f"learn is given and workers is {self.workers}, but only one can learn; leave one of them "
                 "out",
                 *("learn", "workers"),
             )
+        if self.learn and self.accept_workers is not None:
+            raise OptionError(
+                "learn is given with accept_workers, and only one worker can learn; leave one of them out",
+                *("learn", "accept_workers"),
+            )
+        if (self.accept_workers is None) != (self.secret_file is None):
+            given, missing = (
+                ("secret_file", "accept_workers")
+                if self.accept_workers is None
+                else ("accept_workers", "secret_file")
+            )
+            raise OptionError(
+                f"{given} is given without {missing}; workers that join need an address and a secret",
+                *(given, missing),
+            )
+        if self.kv_events_replay is not None and self.kv_events is None:
+            raise OptionError(
+                "kv_events_replay is given without kv_events; say where", "kv_events_replay", "kv_events"
+            )
+        if self.kv_events is not None and not self.workers:
+            raise OptionError(
+                "kv_events is given and workers is 0; give it to each `tenfold worker`",
+                *("kv_events", "workers"),
+            )
+        for field in ("kv_events", "kv_events_replay"):
+            check_events_address(getattr(self, field), field, self.processes)
+
+    @property
+    def processes(self) -> int:
+        """Workers of all roles."""
+        return self.prefill + self.decode if self.prefill else self.workers
 
     @property
     def model_name(self) -> str:
@@ -187,9 +256,26 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             learn=self.learn,
             kv_disk=self.kv_disk,
             kv_disk_bytes=self.kv_disk_bytes,
-            workers=self.workers,
+            workers=self.processes,
             models=models,
-            routed=self.workers > 1,
+            routed=self.processes != 1 or self.accept_workers is not None,
+            prefill_workers=self.prefill,
+            transfer=self.prefill > 0,
+            kv_events=self.kv_events,
+            kv_events_replay=self.kv_events_replay,
+        )
+
+
+def check_events_address(address: str | None, field: str, workers: int) -> None:
+    """Raises OptionError for an address at which ``workers`` workers cannot tell of their pages."""
+    if address is None:
+        return
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not (address.startswith("tcp://") and host and port.isascii() and port.isdigit()):
+        raise OptionError(f"{field} is {address!r}; write it like tcp://127.0.0.1:5557", field)
+    if not 1 <= int(port) <= 65536 - max(workers, 1):
+        raise OptionError(
+            f"{field} has port {port}; {max(workers, 1)} workers need ports from 1 to 65535 there", field
         )
 
 
@@ -336,10 +422,30 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
             PlanLine("isa", engine.isa, engine.isa_why),
             PlanLine(
                 "workers",
-                str(config.workers),
+                f"{config.prefill} prefill + {config.decode} decode"
+                if config.prefill
+                else str(config.workers),
                 f"{config.routing} routing; threads, kv cache and running are of each"
-                if config.workers > 1
-                else "one process with an engine",
+                if config.processes > 1
+                else "one process with an engine"
+                if config.workers
+                else "none of this server's own",
+            ),
+            *(
+                ()
+                if config.accept_workers is None
+                else (
+                    PlanLine(
+                        "join",
+                        config.accept_workers,
+                        "workers of other machines, with the secret; authenticated, not encrypted",
+                    ),
+                )
+            ),
+            *(
+                ()
+                if config.kv_events is None
+                else (PlanLine("kv events", config.kv_events, "of the first worker; not authenticated"),)
             ),
             PlanLine("threads", str(engine.threads), engine.threads_why),
             PlanLine("context", f"{engine.max_context} tokens", "what the model was made for"),
@@ -351,7 +457,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                     config.kv_memory_bytes,
                     engine.max_context,
                     engine.max_running,
-                    config.workers,
+                    config.processes or 1,
                     self.models,
                 ),
             ),

@@ -11,6 +11,9 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+WorkerRole = Literal["mixed", "prefill", "decode"]
+"""What a worker is for: ``mixed``, prompts and answers; ``prefill``, prompts, whose pages and first token
+others take over; ``decode``, answers. Any worker can do all of it, and does where nobody else is left."""
 PoolingKind = Literal["mean", "last"]
 
 
@@ -184,7 +187,22 @@ class TransferCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that could not be exported for want of room."""
     imported_pages: int
     imports: dict[str, int]
-    """Requests that came with a handoff, by what came of it: imported, partly, failed, there already."""
+    """Requests that came with a handoff, by what came of it: imported, partly, failed, there already,
+    abandoned (nobody waited for it any more)."""
+    page_bytes: int = 0
+    export_s: float = 0.0
+    """Spent on writing pages for others."""
+    import_s: float = 0.0
+    """Spent on reading pages that were ready, checksums included."""
+    fallbacks: dict[str, int] = {}
+    """Imports that ended with something left to compute, by why: ``gone`` (their exporter died or gave up),
+    ``late``, ``checksum``, ``foreign`` (of another model, configuration or prompt), ``broken``."""
+    starts: int = 0
+    """Requests that were admitted with all pages of a handoff, on one machine,"""
+    start_s: float = 0.0
+    """the seconds from their last page's being ready to that, together,"""
+    start_max_s: float = 0.0
+    """and the most of one."""
 
 
 class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,6 +239,10 @@ class PagesStored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
     """As `tenfold.router.names` has them; 64 bits, unsigned."""
     parent: int | None = None
     """Name of the page before the first; None at the beginning of a prompt."""
+    tokens: tuple[int, ...] = ()
+    """Of all these pages, one after another; only with `EngineSettings.page_tokens`."""
+    namespace: str = ""
+    """Whose pages they are; only with `EngineSettings.page_tokens`."""
 
 
 class PagesRemoved(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
@@ -278,6 +300,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Most bytes of all files in it; None: chosen from what is free there."""
     transfer: bool = False
     """Export and import pages: see `Request.prefill_only` and `Request.handoff`."""
+    role: WorkerRole = "mixed"
+    """Of this worker."""
+    prefill_workers: int = 0
+    """Of the ``workers``, so many are for prefill and the others for decode; 0: all are mixed."""
+    transfer_address: str | None = None
+    """Address of this machine at which workers of other machines fetch pages over TCP; None: through memory
+    alone."""
+    transfer_secret: str | None = None
+    """File with the secret that they have too."""
     workers: int = 1
     """So many workers share this machine: cores (unless ``threads`` says how many) and KV memory (also
     ``kv_memory_bytes``) are divided among them."""
@@ -286,6 +317,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     divided among them; cores are not, see `worker.build.own_threads`."""
     routed: bool = False
     """A router is to be told of pages (`KVEvents`) and of how long steps take (`StepTime`)."""
+    page_tokens: bool = False
+    """It is told the tokens of pages too, for a router that names pages itself."""
+    kv_events: str | None = None
+    """ZeroMQ address, tcp://HOST:PORT, at which other routers are told of pages; the port is that of rank 0,
+    and each further rank has the next. None: they are not."""
+    kv_events_replay: str | None = None
+    """The same, where they may ask for what they missed."""
+    rank: int = 0
+    """Of this worker among those of its front."""
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,6 +353,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     load_ms: float
     kv_disk_bytes: int = 0
     """Most bytes of the disk tier; 0: there is none."""
+    role: WorkerRole = "mixed"
     state_width: int = 0
     """Elements of an embedding; 0: there are none."""
 
@@ -336,8 +377,20 @@ class Generate(ToWorker, frozen=True, kw_only=True):
     request was there."""
 
 
+class Fetch(ToWorker, frozen=True, kw_only=True):
+    """Bring the pages of a prompt that is being prefilled elsewhere into the cache, as they become ready. Its
+    request follows as `Generate` with the same id, and waits for them without holding up others; or an
+    `Abort` follows."""
+
+    id: str
+    tokens: tuple[int, ...]
+    handoff: dict[str, Any]
+    namespace: str = ""
+
+
 class Abort(ToWorker, frozen=True, kw_only=True):
-    """Forget a request; its news are of no interest. An unknown id is no error: it may have just ended."""
+    """Forget a request (or a `Fetch`); its news are of no interest. An unknown id is no error: it may have
+    just ended."""
 
     id: str
     keep: int | None = None
@@ -353,6 +406,19 @@ class Shutdown(ToWorker, frozen=True, kw_only=True):
     """End the process now."""
 
 
+class Welcome(ToWorker, frozen=True, kw_only=True):
+    """To a worker that asked to `Join`: it may, and is to say `Ready` when its engine is built."""
+
+    name: str
+    """What it is called here."""
+
+
+class TurnedAway(ToWorker, frozen=True, kw_only=True):
+    """To a worker that asked to join: it may not, and need not try again."""
+
+    reason: str
+
+
 class FromWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of what a worker says to its front."""
 
@@ -361,6 +427,37 @@ class Ready(FromWorker, frozen=True, kw_only=True):
     """The engine is built: requests are welcome."""
 
     plan: EnginePlan
+    warm: bool = False
+    """The engine has been here before: it may hold pages, and its counts go on."""
+
+
+class Join(FromWorker, frozen=True, kw_only=True):
+    """The first words of a worker that was started elsewhere: who it is. All but ``name`` and ``instance``
+    must be as the front has it, or answers would depend on where they are computed."""
+
+    name: str
+    instance: str
+    """Of the process: tells one that comes back from another of the same name."""
+    version: str
+    code: str
+    """See `tenfold.worker.version`."""
+    model: str
+    """The files' `tenfold.checkpoint.fingerprint`."""
+    format: str
+    kv_format: str
+    """Both as asked for on the command line."""
+
+
+class Alive(FromWorker, frozen=True, kw_only=True):
+    """A sign of life of a worker that joined, once a second whatever its engine does: the front cannot look
+    at its process."""
+
+    cpu_seconds: float
+    """That the process has used."""
+
+
+class Leaving(FromWorker, frozen=True, kw_only=True):
+    """A worker that joined was asked to end: it wants no new requests, and `Shutdown` when it has none."""
 
 
 class StepTime(msgspec.Struct, frozen=True, array_like=True):
@@ -411,4 +508,6 @@ class Failed(FromWorker, frozen=True, kw_only=True):
 
 
 WorkerMessage = Ready | Chunks | Pages | Refused | Failed
-FrontMessage = Start | Generate | Abort | Resync | Shutdown
+JoinedMessage = WorkerMessage | Join | Alive | Leaving
+"""Of a worker that joined."""
+FrontMessage = Start | Generate | Fetch | Abort | Resync | Shutdown | Welcome | TurnedAway

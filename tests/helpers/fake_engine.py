@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import struct
@@ -18,6 +19,7 @@ from tenfold.limits import RequestError
 from tenfold.protocol import (
     Chunk,
     EngineSettings,
+    Fetch,
     KVEvents,
     KVSnapshot,
     LoadSnapshot,
@@ -59,6 +61,8 @@ class FakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The batch of `KVEvents` with this number never leaves the engine."""
     faults: bool = True
     """Whether `POISON` and `HANG` do what they say: not where prompts are made at random."""
+    step_cpu_s: float = 0.0
+    """CPU time that a step takes, without a word."""
     fail: str = ""
     """Not empty: the engine cannot be built, for this reason."""
 
@@ -128,6 +132,8 @@ class FakeEngine:
                 new += rows
         if self._config.delay_s:
             time.sleep(self._config.delay_s)
+        if self._config.step_cpu_s:
+            _compute(self._config.step_cpu_s)
         self._steps += 1
         chunks = [self._advance(request, output) for request, output in list(self._running.values())]
         self._generated += sum(len(chunk.tokens) for chunk in chunks)
@@ -211,6 +217,9 @@ class FakeEngine:
             before = self._pages[key]
         return found
 
+    def fetch(self, fetch: Fetch) -> None:
+        """Pages of a fake are as quickly computed."""
+
     def kv_events(self) -> KVEvents | None:
         batch = self._news.take()
         if batch is not None and batch.sequence == self._config.lose_events:
@@ -244,6 +253,14 @@ class FakeEngine:
 
     def close(self) -> None:
         self.closed = True
+
+
+def _compute(cpu_s: float) -> None:
+    """As the core does: without Python's lock (hashing more than a little lets go of it)."""
+    ends = time.thread_time() + cpu_s
+    block = bytes(1 << 20)
+    while time.thread_time() < ends:
+        hashlib.sha256(block)
 
 
 def build_fake_engine(settings: EngineSettings) -> tuple[FakeEngine, Any]:

@@ -21,6 +21,8 @@ from tenfold.config import ServeConfig, ServerPlan
 from tests.helpers.fake_engine import FakeConfig
 
 BUILDER = "tests.helpers.fake_engine:build_fake_engine"
+MODEL_ID = "the fake model"
+"""What identifies it to workers that join."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -53,7 +55,16 @@ def main() -> None:
         print(json.dumps({"url": url, "plan": plan.to_json()}), flush=True)
 
     more = [(other, other.model) for other in others]
-    serve(config, config.model, load_fake_text, ready, sys.argv[2], others=more, locate=locate)
+    serve(
+        config,
+        config.model,
+        load_fake_text,
+        ready,
+        sys.argv[2],
+        others=more,
+        locate=locate,
+        identify=lambda path: MODEL_ID,
+    )
 
 
 class ServerProcess:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tenfold.kv.cache import KVCache
 from tenfold.kv.news import PageNews
 from tenfold.protocol import KVEvents, PagesRemoved, PagesStored
-from tenfold.router.names import page_names
+from tenfold.router.names import namespace_parent, page_names
 from tests.helpers.fake_program import FakeProgram
 
 
@@ -89,3 +89,24 @@ def test_nobody_listens_and_nothing_is_kept() -> None:
     cache = KVCache(FakeProgram(kv_pages=4))
     assert serve(cache, list(range(48)), "")
     cache.check([])
+
+
+@given(st.lists(st.tuples(prompts, st.sampled_from(["", "a"])), max_size=20))
+def test_tokens_of_pages(served: list[tuple[list[int], str]]) -> None:
+    """Promise: with tokens, whoever names pages by himself comes to our names, in each namespace."""
+    news = PageNews(tokens=True)
+    cache = KVCache(FakeProgram(kv_pages=6), news=news)
+    chains: dict[int, list[int]] = {}
+    for tokens, namespace in served:
+        assert serve(cache, tokens, namespace)
+        batch = news.take()
+        for event in () if batch is None else batch.events:
+            if isinstance(event, PagesStored):
+                assert len(event.tokens) == 16 * len(event.names)
+                before = (
+                    [] if event.parent == namespace_parent(event.namespace) else chains[event.parent or 0]
+                )
+                for n, name in enumerate(event.names):
+                    chain = [*before, *event.tokens[: 16 * (n + 1)]]
+                    assert page_names(chain, 16, event.namespace)[-1] == name
+                    chains[name] = chain

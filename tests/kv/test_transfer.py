@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from tenfold.engine.engine import Engine
 from tenfold.engine.limits import EngineConfig
 from tenfold.kv.imports import Opener, Transfer
-from tenfold.kv.region import Contents, TransferError
+from tenfold.kv.region import Contents, Region, TransferError, right
 from tenfold.kv.segment import token_bytes
-from tenfold.kv.tcp import PageServer, TcpSource, opener
+from tenfold.kv.tcp import _ASK, _LENGTH, PageServer, TcpSource, _fill, _receive, opener
 from tenfold.kv.transfer import Exports, Handoff, MemorySource, await_pages
 from tenfold.protocol import Chunk, Request, TransferCounts
 from tests.helpers.fake_program import FakeProgram
@@ -349,3 +349,27 @@ def test_memory_that_is_used_again_is_not_taken_for_what_it_held() -> None:
     slow.close(taken=False)
     assert exports.begin("c", "", token_bytes(range(64)), 4) is not None
     exports.close()
+
+
+def test_a_reader_that_is_slower_than_the_network() -> None:
+    """Promise: an exporter whose socket is full waits for its importer, and the pages come right."""
+    pages = 64
+    contents = Contents(
+        identity="same", namespace=b"", tokens=bytes(4 * 16 * pages), pages=pages, page_bytes=1 << 18
+    )
+    made = [bytes([number]) * (1 << 18) for number in range(pages)]
+    server, region = PageServer(SECRET, "127.0.0.1"), Region(contents)
+    region.add([memoryview(page) for page in made])
+    fields, retract = server.offer(region)
+    source = TcpSource(Handoff(**fields, expires=time.time() + 60), SECRET)
+    source._socket.sendall(_LENGTH.pack(_ASK.size) + _ASK.pack(0, pages))
+    time.sleep(0.5)  # so much is on its way that nothing more can be sent
+    sums = _receive(source._socket)
+    views = [memoryview(bytearray(1 << 18)) for _ in range(pages)]
+    for view in views:
+        _fill(source._socket, view)
+    assert [bytes(view) for view in views] == made and right(views, sums) == pages
+    source.close(True)
+    retract()
+    region.close()
+    server.close()

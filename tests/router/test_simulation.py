@@ -13,6 +13,7 @@ from tenfold.bench.simulate_base import Run, SimulationConfig
 from tenfold.bench.simulate_faults import random_faults
 from tenfold.cli import main
 from tenfold.router.policies import Policy
+from tenfold.router.split import TransferTiming
 from tenfold.router.timing import mocker_timing
 
 PAGES, PAGE_TOKENS = 128, 512
@@ -38,12 +39,19 @@ def conversations(seed: int, count: int, seconds: float) -> list[TraceRequest]:
 
 
 def simulate(
-    seed: int, faults: int, policy: Policy = "cache-aware", count: int = 30, workers: int = 3
+    seed: int,
+    faults: int,
+    policy: Policy = "cache-aware",
+    count: int = 30,
+    workers: int = 3,
+    prefill: int = 0,
 ) -> Run:
     trace = conversations(seed, count, 20.0)
     config = SimulationConfig(
         timing=mocker_timing(PAGES * PAGE_TOKENS),
         workers=workers,
+        prefill=prefill,
+        transfer=TransferTiming(page_s=0.002, start_s=0.02),
         pages=PAGES,
         page_tokens=PAGE_TOKENS,
         policy=policy,
@@ -68,9 +76,42 @@ def test_a_thousand_seeds_of_faults(block: int) -> None:
     assert happened > 50
 
 
-def test_the_same_seed_gives_the_same_run() -> None:
+@pytest.mark.parametrize("block", range(3))
+def test_faults_amid_handovers(block: int) -> None:
+    """Promise: the same holds where workers prefill for others, whichever of them die, and when: before,
+    within or after a handover."""
+    happened, split = 0, 0
+    for seed in range(50 * block, 50 * block + 50):
+        run = simulate(seed, faults=6, count=60, workers=4, prefill=1 + seed % 3)
+        assert all(outcome.ended == "finished" for outcome in run.outcomes), seed
+        happened += run.resumed
+        split += run.transfers.requests
+    assert happened > 25 and split > 100
+
+
+def test_prefill_apart_from_decode_spares_the_streams() -> None:
+    """Promise: with the same workers and trace, gaps between tokens beside long prompts are shorter when
+    prompts are computed apart; what was decided is counted, once for each decision."""
+    mixed, apart = (simulate(3, 0, count=120, workers=4, prefill=prefill) for prefill in (0, 1))
+    assert apart.transfers.requests == apart.choices["split: worth it"] > 0
+    assert apart.transfers.ahead == apart.transfers.requests
+    assert sum(apart.choices.values()) == 120
+    assert late(apart) < late(mixed)
+
+
+def late(run: Run) -> float:
+    """The 99th percentile of the gaps between tokens, seconds."""
+    gaps = sorted(gap for gap in run.gaps if gap[1])
+    left = 0.01 * sum(rows for _, rows in gaps)
+    while left > gaps[-1][1]:
+        left -= gaps.pop()[1]
+    return gaps[-1][0]
+
+
+@pytest.mark.parametrize("prefill", [0, 1])
+def test_the_same_seed_gives_the_same_run(prefill: int) -> None:
     """Promise: a simulation is a function of trace, configuration and seed."""
-    one, other = (simulate(7, faults=8) for _ in range(2))
+    one, other = (simulate(7, faults=8, prefill=prefill) for _ in range(2))
     assert one.outcomes == other.outcomes and one.gaps == other.gaps and one.routed == other.routed
 
 
@@ -109,6 +150,14 @@ def test_the_command_prints_what_was_measured(tmp_path: Path) -> None:
     assert (figures["trace_requests"], figures["trace_s"]) == (20, 19)
     assert 0 < figures["reuse"] <= figures["reuse_ideal_infinite"] < 1
     assert figures["ttft_ms"]["mean"] > 0 and figures["itl_ms"]["p99"] > 0
+    command = ["simulate", "--trace", str(path), "--prefill", "1", "--json"]
+    result = CliRunner().invoke(main, [*command, "--decode", "2"])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.output)
+    assert (figures["workers"], figures["prefill"], figures["decode"]) == (3, 1, 2)
+    assert sum(figures["choices"].values()) == figures["finished"] == 20
+    assert CliRunner().invoke(main, command).exit_code == 2
+    assert CliRunner().invoke(main, [*command, "--decode", "1", "--workers", "2"]).exit_code == 2
 
 
 def test_a_bad_trace_names_its_line(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ class FakeHost:
 class Day:
     """A fleet, its clock, and what it tells."""
 
-    def __init__(self, workers: int = 2, policy: Policy = "cache-aware") -> None:
+    def __init__(self, workers: int = 2, policy: Policy = "cache-aware", accepts: bool = False) -> None:
         self.now = 100.0
         self.steps = 0
         self.hosts: dict[str, FakeHost] = {}
@@ -118,7 +118,7 @@ class Day:
         self.chunks: list[Chunk] = []
         self.downs: list[str] = []
         settings = EngineSettings(model="m", workers=workers, routed=workers > 1)
-        self.fleet = Fleet(settings, self, self._host, policy=policy, clock=lambda: self.now)
+        self.fleet = Fleet(settings, self, self._host, policy=policy, clock=lambda: self.now, accepts=accepts)
 
     def _host(self, name: str, events: WorkerEvents) -> FakeHost:
         self.hosts[name] = FakeHost(events)
@@ -313,6 +313,65 @@ def test_one_worker_is_never_judged() -> None:
         await day.fleet.start()
         assert day.send("r") == "w0"
         assert day.fleet._ticking is None
+        await day.fleet.stop()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_joins_has_a_post_as_long_as_it_is_there() -> None:
+    """Promise: it gets requests when it is ready; one that brought pages is asked which, and that is no gap;
+    when it goes, so does its post, and its requests are sent anew."""
+
+    async def run() -> None:
+        day = Day(1, accepts=True)
+        await day.fleet.start()
+        day.hosts["w0"].says(steps=1)
+        post = day.fleet.join("w0", "10.0.0.2:5000")
+        assert (post.name, post.state) == ("w0-2", "starting")
+        host = day.hosts["w0-2"] = FakeHost(post)
+        post.host = host
+        assert day.send("first") == "w0"
+        host.up = True
+        post.worker_ready(PLAN, warm=True)
+        day.pass_time(2 * TICK_S, talking=["w0", "w0-2"])
+        assert sum(isinstance(message, Resync) for message in host.said) == 1
+        names = page_names(range(1000, 1320), 16)
+        host.events.worker_message(Pages(snapshot=KVSnapshot(sequence=7, names=names)))
+        assert day.fleet.router.counts.gaps == 0
+        assert day.send("second", range(1000, 1320)) == "w0-2"
+        assert day.send("third", range(1000, 1320)) == "w0-2"
+        host.die()
+        assert [one.name for one in day.fleet.posts] == ["w0"]
+        assert day.returned_ids == ["second", "third"]
+        assert day.send("second~1", range(1000, 1320)) == "w0"
+        await day.fleet.stop()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_retires_keeps_its_requests_for_a_while() -> None:
+    """Promise: it gets nothing new; what ends in time ends there, the rest goes elsewhere, and no death is
+    counted."""
+
+    async def run() -> None:
+        day = Day(1, accepts=True)
+        await day.fleet.start()
+        post = day.fleet.join("far", "10.0.0.2:5000")
+        host = day.hosts["far"] = FakeHost(post)
+        post.host = host
+        host.ready()
+        placed: dict[str, str | None] = {}
+        for number in range(8):
+            placed[f"r{number}"] = day.send(f"r{number}", range(number * 100, number * 100 + 40))
+        there = [id for id, name in placed.items() if name == "far"]
+        assert len(there) >= 2
+        leaving = asyncio.ensure_future(day.fleet.retire(post, 0.3))
+        await asyncio.sleep(0)
+        assert day.send("new", range(9000, 9040)) == "w0"
+        host.says(Chunk(id=there[0], tokens=(1,), finish="stop"))
+        await leaving
+        assert day.returned_ids == there[1:] and not day.deaths and host.requests() == [there[0]]
+        host.die(planned=True)
         await day.fleet.stop()
 
     asyncio.run(run())

@@ -21,6 +21,7 @@ from tenfold.bench.simulate_worker import SimulatedWorker, StepNews
 from tenfold.protocol import KVEvents, KVSnapshot, LoadSnapshot
 from tenfold.router.base import Decision, Overdue, Resync, RouterConfig, RouteRequest
 from tenfold.router.router import Router
+from tenfold.router.split import SplitRouter
 
 _ARRIVE, _ROUTE, _START, _STEP, _LATER = range(5)
 """What comes first at one moment."""
@@ -42,6 +43,8 @@ class Simulation:
         self._pending: list[int] = []
         """Requests that no worker takes."""
         self._to_route: list[int] = []
+        self._taking: dict[int, str | None] = {}
+        """Who reads along with a prefill."""
         self._settle_until = 0.0
         self.run_ = Run(
             [Outcome(request.arrival) for request in trace], [], {}, {}, [], self._new_router(), 0.0
@@ -88,24 +91,65 @@ class Simulation:
     def _asked(self, number: int) -> RouteRequest:
         request = self.trace[number]
         tokens = request.prompt_tokens + self.run_.outcomes[number].tokens
-        return RouteRequest(str(number), request.names, tokens)
+        left = request.output_tokens - self.run_.outcomes[number].tokens
+        return RouteRequest(str(number), request.names, tokens, divisible=left > 1)
 
     def _send(self, number: int, decision: Decision | None) -> None:
-        request, outcome = self.trace[number], self.run_.outcomes[number]
+        outcome = self.run_.outcomes[number]
         if decision is None:
             self._pending.append(number)
             return
         outcome.worker = decision.worker
+        outcome.split = False
+        if (choice := decision.choice) is not None:
+            outcome.split = choice.split
+            self.run_.choices[f"{'split' if choice.split else 'not split'}: {choice.why}"] += 1
         self.run_.routed[decision.worker] = self.run_.routed.get(decision.worker, 0) + 1
         process = self._processes.get(decision.worker)
         if process is None:
             return  # It died a moment ago; the request comes back when the front learns of that.
-        rest = request.output_tokens - outcome.tokens
+        self._submit(process, number)
+
+    def _submit(self, process: Process, number: int) -> None:
+        request, outcome = self.trace[number], self.run_.outcomes[number]
+        rest = 1 if outcome.split else request.output_tokens - outcome.tokens
         process.worker.submit(
             WorkerSequence(number, request.names, request.prompt_tokens + outcome.tokens, rest, self.now),
             self.now,
         )
         self._wake(process)
+
+    def _hand_over(self, number: int) -> None:
+        """Its prompt is computed: it goes on where the router says, when its last pages are there."""
+        outcome = self.run_.outcomes[number]
+        outcome.split = False
+        ahead, router = self._taking.pop(number, None), self.run_.router
+        assert isinstance(router, SplitRouter)
+        worker = outcome.worker = router.hand_over(str(number), self.now)
+        if worker is None:
+            self._dispatch(number)
+            return
+        self.run_.routed[worker] = self.run_.routed.get(worker, 0) + 1
+        config, pages = self.config, self.trace[number].prompt_tokens // self.config.page_tokens
+        late = pages
+        if ahead == worker:  # All but the last step's pages came along with the prefill.
+            self.run_.transfers.ahead += 1
+            late = min(pages, -(-config.timing.chunk_tokens // config.page_tokens))
+        seconds = config.transfer.start_s + late * config.transfer.page_s
+        self._at(self.now + seconds, _LATER, self._took_over, number, (worker, outcome.resumed), seconds)
+
+    def _took_over(self, number: int, sent: tuple[str, int], seconds: float) -> None:
+        request, outcome = self.trace[number], self.run_.outcomes[number]
+        process = self._processes.get(sent[0])
+        if process is None or outcome.ended is not None or (outcome.worker, outcome.resumed) != sent:
+            return  # Somebody died, or gave up: it went on elsewhere, or will.
+        transfers = self.run_.transfers
+        transfers.requests += 1
+        transfers.seconds += seconds
+        transfers.pages += process.worker.receive(
+            request.names[: request.prompt_tokens // self.config.page_tokens]
+        )
+        self._submit(process, number)
 
     def _retry_pending(self) -> None:
         waiting, self._pending = self._pending, []
@@ -142,7 +186,7 @@ class Simulation:
 
     def _birth(self, number: int) -> None:
         config = self.config
-        name = f"w{number}"
+        name = config.name(number)
         worker = SimulatedWorker(
             config.timing, config.pages, config.page_tokens, config.eviction, config.max_running
         )
@@ -183,6 +227,9 @@ class Simulation:
     def _tell(self, process: Process, news: StepNews) -> None:
         """The front hears of a step's tokens, the router of its pages."""
         router = self.run_.router
+        for sequence in news.began:
+            if self.run_.outcomes[sequence.id].split and isinstance(router, SplitRouter):
+                self._taking[sequence.id] = router.take(str(sequence.id), self.now)
         for sequence in news.first:
             outcome = self.run_.outcomes[sequence.id]
             if outcome.first is None:
@@ -197,6 +244,9 @@ class Simulation:
             outcome.last = self.now
             router.on_token(str(sequence.id), tokens, self.now)
         for sequence in news.finished:
+            if self.run_.outcomes[sequence.id].split:
+                self._hand_over(sequence.id)
+                continue
             router.on_finish(str(sequence.id), self.now)
             self._end(sequence.id, "finished")
         if news.events:
@@ -254,7 +304,7 @@ class Simulation:
         if fault.kind == "restart-router":
             self._restart_router()
             return
-        process = self._processes.get(f"w{fault.worker}")
+        process = self._processes.get(self.config.name(fault.worker))
         if process is None or not self._unended:
             return
         if fault.kind == "kill":
@@ -306,6 +356,9 @@ class Simulation:
         )
 
     def _new_router(self) -> Router:
+        config = self.config
+        if config.prefill:
+            return SplitRouter(self._router_config(), config.roles(), config.transfer)
         return Router(self._router_config())
 
     def _at(self, when: float, rank: int, call: Callable[..., None], *arguments: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
@@ -9,9 +10,10 @@ import msgspec
 from tenfold.bench.simulate_cache import Eviction
 from tenfold.bench.simulate_faults import Fault
 from tenfold.bench.simulate_worker import SimulatedWorker
-from tenfold.protocol import LoadSnapshot
+from tenfold.protocol import LoadSnapshot, WorkerRole
 from tenfold.router.policies import Policy
 from tenfold.router.router import Router
+from tenfold.router.split import TransferTiming
 from tenfold.router.timing import WorkerTiming
 
 
@@ -25,6 +27,10 @@ class SimulationConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     timing: WorkerTiming
     workers: int
+    prefill: int = 0
+    """Of these, so many prefill for the others; 0: all do both."""
+    transfer: TransferTiming = TransferTiming(page_s=0.0, start_s=0.0)
+    """What the router reckons with, and what handing over takes."""
     pages: int
     """Of each worker."""
     page_tokens: int
@@ -39,6 +45,19 @@ class SimulationConfig(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = 600.0
     """A request that has not ended after this long ends with an error."""
     faults: tuple[Fault, ...] = ()
+
+    def name(self, number: int) -> str:
+        """Of a worker."""
+        if not self.prefill:
+            return f"w{number}"
+        return f"p{number}" if number < self.prefill else f"d{number - self.prefill}"
+
+    def roles(self) -> dict[str, WorkerRole]:
+        """Of all workers, where some prefill for others."""
+        return {
+            self.name(number): "prefill" if number < self.prefill else "decode"
+            for number in range(self.workers)
+        }
 
 
 @dataclass(slots=True)
@@ -56,6 +75,8 @@ class Outcome:
     resumed: int = 0
     worker: str | None = None
     """Where it is now."""
+    split: bool = False
+    """It is there for its prompt alone."""
 
 
 @dataclass(slots=True)
@@ -89,6 +110,19 @@ class Process:
 
 
 @dataclass(slots=True)
+class Transfers:
+    """Requests that decode workers took over."""
+
+    requests: int = 0
+    pages: int = 0
+    """That moved; what the decode worker had is not among them."""
+    seconds: float = 0.0
+    """From the end of their prefill until the decode worker had them, together."""
+    ahead: int = 0
+    """Whose decode worker read along with the prefill."""
+
+
+@dataclass(slots=True)
 class Run:
     """What a simulation brought."""
 
@@ -106,3 +140,6 @@ class Run:
     resumed: int = 0
     said: dict[str, int] = field(default_factory=dict)
     """How often the router asked for what."""
+    choices: Counter[str] = field(default_factory=Counter)
+    """Why requests were split, or not."""
+    transfers: Transfers = field(default_factory=lambda: Transfers())

@@ -48,10 +48,11 @@ def report(config: SimulationConfig, trace: Sequence[TraceRequest], run: Run) ->
     reuse = cached / prompt
     same_size = shared_reuse(trace, config.workers * config.pages, config.page_tokens)
     infinite = shared_reuse(trace, None, config.page_tokens)
-    busy = np.array([run.busy.get(f"w{number}", 0.0) for number in range(config.workers)])
-    routed = np.array([run.routed.get(f"w{number}", 0) for number in range(config.workers)])
+    names = [config.name(number) for number in range(config.workers)]
+    busy = np.array([run.busy.get(name, 0.0) for name in names])
+    routed = np.array([run.routed.get(name, 0) for name in names])
     counts = run.router.counts
-    return {
+    figures: dict[str, Any] = {
         "policy": config.policy,
         "eviction": config.eviction,
         "workers": config.workers,
@@ -79,6 +80,18 @@ def report(config: SimulationConfig, trace: Sequence[TraceRequest], run: Run) ->
         "resyncs": counts.resyncs,
         "asked": run.said,
     }
+    if config.prefill:
+        moved = run.transfers
+        figures |= {
+            "prefill": config.prefill,
+            "decode": config.workers - config.prefill,
+            "choices": dict(sorted(run.choices.items())),
+            "transfers": moved.requests,
+            "transferred_pages": moved.pages,
+            "transfers_read_along": moved.ahead,
+            "handover_ms": round(1e3 * moved.seconds / moved.requests, 3) if moved.requests else None,
+        }
+    return figures
 
 
 def text(figures: dict[str, Any]) -> str:

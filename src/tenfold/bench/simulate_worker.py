@@ -47,6 +47,8 @@ class Sequence:
 class StepNews:
     """What a run of steps brought."""
 
+    began: list[Sequence] = field(default_factory=list)
+    """Whose prompt was begun in these steps."""
     first: list[Sequence] = field(default_factory=list)
     """Got their first token here."""
     finished: list[Sequence] = field(default_factory=list)
@@ -85,6 +87,7 @@ class SimulatedWorker:
         self._runs = 0
         """Steps of the decoding run in progress; 0: a step with prompt tokens, or idle."""
         self._chunks: list[tuple[Sequence, int]] = []
+        self._opened: list[Sequence] = []
         self._output_name = OUTPUT_NAMES
 
     @property
@@ -119,6 +122,16 @@ class SimulatedWorker:
                     self._chunks = [chunk for chunk in self._chunks if chunk[0] is not sequence]
                     return
 
+    def receive(self, names: tuple[int, ...]) -> int:
+        """Pages come from another worker, as far as there is room; returns how many were not here."""
+        here = self.cache.match(names)
+        self.cache.share(names[:here])
+        more = names[here : here + self.cache.available]
+        self.cache.take(len(more))
+        self.cache.publish(more)
+        self.cache.release(names[: here + len(more)], 0)
+        return len(more)
+
     def prefill_left(self) -> int:
         """Prompt tokens that wait to be computed, as far as is known without a look at the cache."""
         return sum(s.prompt - s.done for s in self.prefilling) + sum(s.prompt for s in self.waiting)
@@ -128,7 +141,8 @@ class SimulatedWorker:
         assert self.ends is not None
         now = self.ends
         self.busy += now - self._began
-        news = StepNews()
+        news = StepNews(began=self._opened)
+        self._opened = []
         steps = max(1, self._runs)
         self.steps += steps
         news.seconds = (now - self._began) / steps
@@ -180,6 +194,7 @@ class SimulatedWorker:
                 break
             self.waiting.popleft()
             self.prefilling.append(sequence)
+            self._opened.append(sequence)
             tokens = min(budget - total, sequence.prompt - sequence.done)
             self._chunks.append((sequence, tokens))
             total += tokens

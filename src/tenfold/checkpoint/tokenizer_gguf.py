@@ -85,13 +85,19 @@ class BytePairEncoder:
     def __init__(self, with_special: Tokenizer, without_special: Tokenizer, hole: int | None) -> None:
         self._with_special = with_special
         self._without_special = without_special
-        self._hole = hole
+        self.hole = hole
+
+    def library(self) -> Tokenizer:
+        """A copy of the tokenizer that parses special tokens, in the library's own form. It gives `hole`
+        where a byte has no token: that is to be dropped."""
+        copy: Tokenizer = Tokenizer.from_str(self._with_special.to_str())
+        return copy
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         tokenizer = self._with_special if parse_special else self._without_special
         ids = library_ids(tokenizer, text)
-        if self._hole is not None and self._hole in ids:
-            return [token for token in ids if token != self._hole]
+        if self.hole is not None and self.hole in ids:
+            return [token for token in ids if token != self.hole]
         return ids
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import click
 
+from tenfold.cli.clustering import cluster
 from tenfold.cli.measuring import bench, inspect, synth
 from tenfold.cli.options import Commands
 from tenfold.cli.serving import generate, serve
 from tenfold.cli.simulating import simulate
 from tenfold.cli.speculating import example_traffic, replay, train_drafter
+from tenfold.cli.working import worker
 
 
 @click.group(
@@ -29,5 +31,17 @@ def main() -> None:
     """
 
 
-for command in (serve, generate, inspect, bench, synth, example_traffic, train_drafter, replay, simulate):
+for command in (
+    serve,
+    worker,
+    generate,
+    inspect,
+    bench,
+    synth,
+    example_traffic,
+    train_drafter,
+    replay,
+    simulate,
+    cluster,
+):
     main.add_command(command)

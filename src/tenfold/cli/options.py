@@ -137,7 +137,13 @@ def configs_of(models: Sequence[str], options: dict[str, Any]) -> list[ServeConf
     """The settings of each of several models, which may be written ``NAME=MODEL``: the options apply to each.
     Raises UsageError also for two of one name, and for options that are for one model alone."""
     if len(models) > 1:
-        for field, option in (("drafter", "--drafter"), ("learn", "--learn")):
+        for field, option in (
+            ("drafter", "--drafter"),
+            ("learn", "--learn"),
+            ("accept_workers", "--accept-workers"),
+            ("kv_events", "--kv-events"),
+            ("kv_events_replay", "--kv-events-replay"),
+        ):
             if options.get(field):
                 raise click.UsageError(f"{option} is for one model; serve that one by itself")
         if options.get("served_name") is not None:

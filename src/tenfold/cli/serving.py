@@ -65,7 +65,41 @@ GENERATE_MAX_TOKENS = 512
     type=int,
     default=1,
     help="Processes with an engine each. Threads are divided among them, and KV memory, also where "
-    "--kv-memory says how much.",
+    "--kv-memory says how much. 0, with --accept-workers: none but those that join.",
+)
+@click.option(
+    "--accept-workers",
+    metavar="HOST:PORT",
+    help="Let workers of other machines join here (`tenfold worker --join`). Authenticated, not encrypted: "
+    "an address of a network of your own.",
+)
+@click.option(
+    "--secret-file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="The secret that such workers have too: one line of 32 or more characters, readable by its owner "
+    "alone.",
+)
+@click.option(
+    "--kv-events",
+    metavar="tcp://HOST:PORT",
+    help="Tell other routers of KV pages here, as vLLM does; further workers take the next ports. Whoever "
+    "reaches it can read prompts. Needs tenfold[kv-events].",
+)
+@click.option(
+    "--kv-events-replay",
+    metavar="tcp://HOST:PORT",
+    help="Where they ask for events that they missed; further workers take the next ports.",
+)
+@click.option(
+    "--prefill",
+    type=int,
+    default=0,
+    help="With --decode, instead of --workers: so many processes compute long prompts, and hand their pages "
+    "to the others, whose streams are not held up by them.",
+)
+@click.option(
+    "--decode", type=int, default=0, help="Processes that answer, and compute short prompts themselves."
 )
 @click.option(
     "--routing",

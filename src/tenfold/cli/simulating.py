@@ -12,6 +12,10 @@ from tenfold.bench.simulate_cache import Eviction
 from tenfold.cli.options import MAX_SEED, say
 from tenfold.router.policies import POLICIES, Policy
 
+TRANSFER_TOKEN_S = 128 * 1024 / 10e9
+"""Of a model with 128 KiB of KV a token (8 billion parameters or so), at 10 GB/s."""
+TRANSFER_START_S = 0.02
+
 
 @click.command()
 @click.option(
@@ -20,7 +24,14 @@ from tenfold.router.policies import POLICIES, Policy
     required=True,
     help="A trace in Mooncake's format: a JSON object a line.",
 )
-@click.option("--workers", type=click.IntRange(1, 4096), default=8, help="Equal workers.")
+@click.option("--workers", type=click.IntRange(1, 4096), help="Equal workers. Default: 8.")
+@click.option(
+    "--prefill",
+    type=click.IntRange(0, 2048),
+    default=0,
+    help="With --decode, instead of --workers: so many compute long prompts for the others.",
+)
+@click.option("--decode", type=click.IntRange(0, 2048), default=0, help="The others.")
 @click.option("--policy", type=click.Choice(POLICIES), default="cache-aware", help="How requests are routed.")
 @click.option("--pages", type=click.IntRange(1), default=16_384, help="KV pages of each worker.")
 @click.option("--page-tokens", type=click.IntRange(1), default=64, help="Tokens of a page; must divide 512.")
@@ -47,7 +58,9 @@ from tenfold.router.policies import POLICIES, Policy
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def simulate(
     trace: Path,
-    workers: int,
+    workers: int | None,
+    prefill: int,
+    decode: int,
     policy: Policy,
     pages: int,
     page_tokens: int,
@@ -69,6 +82,7 @@ def simulate(
     Examples:
       tenfold simulate --trace conversation_trace.jsonl --workers 8
       tenfold simulate --trace conversation_trace.jsonl --workers 64 --policy least-loaded --json
+      tenfold simulate --trace conversation_trace.jsonl --prefill 4 --decode 4
       tenfold simulate --trace conversation_trace.jsonl --requests 500 --faults 20 --seed 7
     """
     from msgspec.structs import replace
@@ -78,8 +92,14 @@ def simulate(
     from tenfold.bench.simulate_base import SimulationConfig
     from tenfold.bench.simulate_faults import random_faults
     from tenfold.bench.simulate_report import report, text
+    from tenfold.router.split import TransferTiming
     from tenfold.router.timing import mocker_timing
 
+    if bool(prefill) != bool(decode):
+        raise click.UsageError("give --prefill and --decode, 1 or more of each, or neither")
+    if prefill and workers is not None:
+        raise click.UsageError("--workers is given beside --prefill and --decode; leave it out")
+    count = prefill + decode if prefill else workers or 8
     try:
         read = read_trace(trace, page_tokens, requests)
     except TraceError as error:
@@ -93,14 +113,16 @@ def simulate(
     read = [replace(request, arrival=request.arrival / speedup) for request in read]
     config = SimulationConfig(
         timing=mocker_timing(pages * page_tokens),
-        workers=workers,
+        workers=count,
+        prefill=prefill,
+        transfer=TransferTiming(page_s=page_tokens * TRANSFER_TOKEN_S, start_s=TRANSFER_START_S),
         pages=pages,
         page_tokens=page_tokens,
         policy=policy,
         eviction=eviction,
         seed=seed,
         event_lag_s=event_lag,
-        faults=tuple(random_faults(seed, faults, workers, read[-1].arrival)),
+        faults=tuple(random_faults(seed, faults, count, read[-1].arrival)),
     )
     figures = {
         "trace": str(trace),

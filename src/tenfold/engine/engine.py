@@ -32,6 +32,7 @@ from tenfold.protocol import (
     FLUSH_S,
     Chunk,
     ConstraintCounts,
+    Fetch,
     FinishReason,
     KVEvents,
     KVSnapshot,
@@ -46,6 +47,9 @@ log = logging.getLogger(__name__)
 
 SOURCE_WAIT_S = 0.002
 """A step with nothing to compute waits so long for pages from elsewhere."""
+LAST_PAGES_S = 0.004
+"""When a request comes whose pages have nearly all been fetched, the step waits so long for the last ones,
+once: a whole step more would hold its next token up for longer."""
 
 
 class AdmissionNews(TypedDict, total=False):
@@ -62,7 +66,7 @@ class Engine:
     What its tokens are depends on the program, the request and its seed alone; the ``speculator`` and the
     ``disk`` only make them come sooner. With a disk the program must be a `tenfold.backends.base.PageViews`,
     and the disk tier has threads that read and write. ``routed``: what a router is to be told is kept, until
-    it is taken.
+    it is taken; by ``news``, if they are given, whose they are from then on.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Engine:
         disk: DiskTier | None = None,
         transfer: Transfer | None = None,
         routed: bool = False,
+        news: PageNews | None = None,
     ) -> None:
         config = EngineConfig() if config is None else config
         info = program.info
@@ -82,7 +87,7 @@ class Engine:
         max_logit_rows = min(info.max_logit_rows, max_rows)
         max_running = min(config.max_running, max_logit_rows)
         self._program = program
-        self._news = PageNews() if routed else None
+        self._news = PageNews() if routed and news is None else news
         self._times = StepTimes() if routed else None
         self._cache = KVCache(program, news=self._news)
         self._scheduler = Scheduler(self._cache, max_rows, max_logit_rows, max_running)
@@ -100,13 +105,17 @@ class Engine:
         # A request takes another worker's pages first; the disk may have those that did not come.
         self._scheduler.gates = [gate for gate in (self._imports, self._tier) if gate is not None]
         self._sequences: dict[str, Sequence] = {}
+        self._parked: dict[str, Sequence] = {}
+        """Requests whose pages are being fetched: not in the queue, where they would hold up others."""
+        self._fresh: list[str] = []
+        """Of these, the ones that came since the last step."""
         # Chunks of requests that ended between two steps.
         self._ended: list[Chunk] = []
         self._steps = self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises RequestError, and takes nothing on, for one that cannot be served."""
-        if request.id in self._sequences:
+        if request.id in self._sequences or request.id in self._parked:
             raise RequestError("id", f"{request.id!r} is that of a request under way; use another")
         check_request(request, self._program.info)
         seed = secrets.randbits(64) if request.params.seed is None else request.params.seed % 2**64
@@ -121,12 +130,24 @@ class Engine:
             self._handover.expect(sequence)
         if request.handoff is not None and self._imports is not None:
             self._imports.expect(request.id, request.handoff)
-        self._sequences[request.id] = sequence
-        self._scheduler.waiting.append(sequence)
+        if self._imports is not None and self._imports.coming(request.id):
+            self._parked[request.id] = sequence
+            self._fresh.append(request.id)
+        else:
+            self._queue(sequence)
+
+    def fetch(self, fetch: Fetch) -> None:
+        """See `tenfold.protocol.Fetch`. Without transfer nothing is done: the prompt is computed."""
+        if self._imports is not None:
+            self._imports.fetch(fetch, len(self._scheduler.running))
 
     def abort(self, id: str, keep: int | None = None) -> bool:
         """Ends a request in any phase; its last chunk comes with the next step. False if it is unknown.
         ``keep``: see `tenfold.protocol.Abort`."""
+        if self._imports is not None:
+            self._imports.abandon(id)
+        if (parked := self._parked.pop(id, None)) is not None:
+            self._queue(parked)
         sequence = self._sequences.get(id)
         if sequence is None:
             return False
@@ -136,15 +157,20 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to tell."""
-        return bool(self._sequences or self._ended or (self._tier is not None and self._tier.busy))
+        busy = any(source is not None and source.busy for source in (self._imports, self._tier))
+        return bool(self._sequences or self._parked or self._ended or busy)
 
     def step(self) -> list[Chunk]:
         """Makes one step, and returns what is new. If the program fails, the requests of that step end with
         its error, and the others go on."""
         speculation, tier, handover = self._speculation, self._tier, self._handover
-        for source in (self._imports, tier):
-            if source is not None and source.tick():
+        if self._imports is not None:
+            self._await_last_pages(self._imports)
+            if self._imports.tick(len(self._scheduler.running)):
                 self._scheduler.unblock()
+        if tier is not None and tier.tick():
+            self._scheduler.unblock()
+        self._unpark()
         plan = self._scheduler.plan(None if speculation is None else speculation.guess)
         chunks, self._ended = self._ended, []
         for sequence, why in plan.failed:
@@ -216,7 +242,7 @@ class Engine:
         """How loaded the engine is."""
         return LoadSnapshot(
             running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting),
+            waiting=len(self._scheduler.waiting) + len(self._parked),
             pages_total=self._cache.pool.total,
             pages_free=self._cache.pool.available,
             steps=self._steps,
@@ -260,6 +286,8 @@ class Engine:
             self._tier.close(FLUSH_S)
         if self._speculation is not None:
             self._speculation.close()
+        if self._news is not None:
+            self._news.close()
         self._program.close()
 
     def check_integrity(self) -> None:
@@ -285,6 +313,23 @@ class Engine:
         for sequence in waiting:
             if sequence.table is not None or sequence.computed:
                 raise IntegrityError(f"request {sequence.id!r} waits with pages")
+
+    def _queue(self, sequence: Sequence) -> None:
+        self._sequences[sequence.id] = sequence
+        self._scheduler.waiting.append(sequence)
+
+    def _await_last_pages(self, imports: Imports) -> None:
+        if self._fresh:
+            until = time.monotonic() + LAST_PAGES_S
+            while any(map(imports.reads, self._fresh)) and (left := until - time.monotonic()) > 0:
+                imports.wait(left)
+            self._fresh.clear()
+
+    def _unpark(self) -> None:
+        """Requests whose pages have come, or will not, join the queue."""
+        for id in list(self._parked):
+            if self._imports is None or not self._imports.waits(id):
+                self._queue(self._parked.pop(id))
 
     def _sequence(self, request: Request, seed: int) -> Sequence:
         """Of a request that was checked. Raises RequestError for a constraint that cannot be enforced."""

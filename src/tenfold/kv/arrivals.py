@@ -66,19 +66,29 @@ class Arrival:
         self.seconds = 0.0
         """That the reader spent on it."""
         self.committed = 0
-        self.error: str | None = None
+        self.error: Exception | None = None
         self.called_off = False
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more,"""
+        self.late = False
+        """as it was not over by its deadline."""
 
 
 class Arrivals:
-    """The arrivals of one engine, and the thread that reads them. All methods are for the engine's thread.
+    """The arrivals of one engine, and the threads that read them. All methods are for the engine's thread.
 
-    ``chore`` is called on the reading thread before the first arrival is read and about once a second;
-    ``news`` is set whenever there is something to `tick` for.
+    ``chore`` is called on a reading thread before the first arrival is read and about once a second;
+    ``news`` is set whenever there is something to `tick` for. Each of the ``readers`` reads one arrival at a
+    time: with several, one whose pages are slow to come holds up no other.
     """
 
-    def __init__(self, cache: KVCache, name: str, news: threading.Event, chore: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        name: str,
+        news: threading.Event,
+        chore: Callable[[], None],
+        readers: int = 1,
+    ) -> None:
         self._cache = cache
         self._news = news
         self._chore = chore
@@ -86,8 +96,9 @@ class Arrivals:
         self._queue: deque[Arrival] = deque()
         self._lock = threading.Condition()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(readers)]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def queued_pages(self) -> int:
@@ -127,6 +138,7 @@ class Arrivals:
                 rows = (arrival.first + arrival.committed) * PAGE_ROWS
                 self._cache.commit(arrival.table, arrival.tokens, rows)
             if not over and now > arrival.deadline and not arrival.called_off:
+                arrival.late = True
                 self.cancel(arrival)
             if over and arrival.committed == landed:
                 self._cache.close(arrival.table)
@@ -141,9 +153,11 @@ class Arrivals:
             self.cancel(arrival)
         with self._lock:
             self._stopping = True
-            self._lock.notify()
-        self._thread.join(wait_s)
-        return not self._thread.is_alive()
+            self._lock.notify_all()
+        until = time.monotonic() + wait_s
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         chore_due = 0.0
@@ -178,7 +192,7 @@ class Arrivals:
             try:
                 good = parcel.read(arrival.views[first:last])
             except Exception as error:
-                arrival.error = f"{type(error).__name__}: {error}"
+                arrival.error = error
             with self._lock:
                 arrival.landed = first + good
                 if good < parcel.pages:

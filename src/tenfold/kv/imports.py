@@ -14,15 +14,24 @@ import msgspec
 from tenfold.backends.base import PAGE_ROWS, PageViews
 from tenfold.kv.arrivals import Arrival, Arrivals
 from tenfold.kv.cache import KVCache, PageTable, pages_for
-from tenfold.kv.region import TransferError
+from tenfold.kv.region import Fallback, TransferError
 from tenfold.kv.segment import token_bytes
+from tenfold.kv.tcp import PageServer, nearest
 from tenfold.kv.transfer import LONGEST_S, Exports, Handoff, MemorySource, Source
-from tenfold.protocol import TransferCounts
+from tenfold.protocol import Fetch, TransferCounts
 
 log = logging.getLogger(__name__)
 
 READ_PAGES = 4
 """Most pages of one read: they are waited for together."""
+READERS = 4
+"""So many handoffs are read at once; those behind them wait."""
+RETRY_S = 0.05
+"""A fetch for which there was no room is tried again after this long."""
+LATE_S = 5.0
+"""Once its request waits for it, all pages are there or somebody has died: a fetch may take no longer."""
+_FETCHED = 1024
+"""Fetches remembered, the latest."""
 
 Opener = Callable[[Handoff], Source]
 """Opens the importer's end of one transport. Raises TransferError or OSError."""
@@ -36,6 +45,18 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     exports: Exports
     openers: dict[str, Opener]
     """By transport."""
+
+    @staticmethod
+    def over_tcp(identity: str, page_bytes: int, most_bytes: int, secret: bytes, host: str) -> Transfer:
+        """With workers of other machines too: pages are served at address ``host`` until the process ends.
+        Raises OSError for an address that is not this machine's, ValueError for a secret that is too
+        short."""
+        server = PageServer(secret, host)
+        return Transfer(
+            identity=identity,
+            exports=Exports(identity, page_bytes, most_bytes, server.offer),
+            openers={"memory": MemorySource, "tcp": nearest(secret, server.host)},
+        )
 
     @staticmethod
     def on_this_machine(identity: str, page_bytes: int, most_bytes: int) -> Transfer:
@@ -68,26 +89,68 @@ class Imports:
         self._transfer = transfer
         self._page_bytes = page_bytes
         self._news = threading.Event()
-        self._arrivals = Arrivals(cache, "kv-import", self._news, lambda: None)
+        self._arrivals = Arrivals(cache, "kv-import", self._news, lambda: None, READERS)
         self._given: dict[str, Handoff] = {}
         """Of requests that wait and whose import has not begun."""
+        self._wanted: dict[str, Fetch] = {}
+        """Of these, the ones that begin as soon as there is room."""
+        self._retry_at = 0.0
+        self._fetched: dict[str, float] = {}
+        """Fetches that are over and whose request has not been admitted: when their last page was ready, 0
+        if not all came."""
         self._coming: dict[str, tuple[Arrival, Source]] = {}
         self._left: list[tuple[Arrival, Source]] = []
         """Of requests that are gone or do not wait any more."""
         self.imported_pages = 0
+        self.seconds = 0.0
+        self.starts = 0
+        self.start_s = self.start_max_s = 0.0
         self.outcomes: Counter[str] = Counter()
+        self.fallbacks: Counter[str] = Counter()
 
     def expect(self, id: str, handoff: dict[str, Any]) -> None:
-        """A request came with a handoff."""
+        """A request came with a handoff; nothing is done if its pages were fetched already."""
+        self._wanted.pop(id, None)
+        if id in self._coming or id in self._fetched:
+            return
         try:
             self._given[id] = msgspec.convert(handoff, Handoff)
         except msgspec.ValidationError as error:
-            self._failed(f"the handoff is none: {error}")
+            self._failed(f"the handoff is none: {error}", "broken")
+
+    def fetch(self, fetch: Fetch, reserve: int) -> None:
+        """Begins to import for a request that comes later, or does so when there is room."""
+        self.expect(fetch.id, fetch.handoff)
+        if fetch.id in self._given:
+            self._wanted[fetch.id] = fetch
+            self._begin(fetch.id, fetch.tokens, fetch.namespace, reserve)
+
+    def coming(self, id: str) -> bool:
+        """Whether a request's pages are being fetched; from now on it waits for them, but not for ever."""
+        coming = self._coming.get(id)
+        if coming is None or coming[0].called_off:
+            return False
+        coming[0].deadline = min(coming[0].deadline, time.monotonic() + LATE_S)
+        return True
+
+    def waits(self, id: str) -> bool:
+        """Whether a request's pages are still being fetched."""
+        return id in self._coming and not self._coming[id][0].called_off
+
+    def reads(self, id: str) -> bool:
+        """Whether some of a request's pages have still to be read."""
+        coming = self._coming.get(id)
+        return coming is not None and not coming[0].over and not coming[0].called_off
 
     def ready(self, id: str, tokens: Sequence[int], namespace: str, reserve: int) -> bool:
         """Whether the request at the head of the queue need not wait (any longer) for pages."""
         if (coming := self._coming.get(id)) is not None:
             return coming[0].called_off
+        return self._begin(id, tokens, namespace, reserve)
+
+    def _begin(self, id: str, tokens: Sequence[int], namespace: str, reserve: int) -> bool:
+        """Begins the import of a handoff that was given, if it has any use and there is room. False: it has
+        begun."""
         if (handoff := self._given.get(id)) is None:
             return True
         cache = self._cache
@@ -96,11 +159,12 @@ class Imports:
             cache.close(table)  # it cannot be admitted now either
             return True
         del self._given[id]
+        self._wanted.pop(id, None)
         try:
             source = self._open(handoff, namespace, tokens)
         except (TransferError, OSError) as error:
             cache.close(table)
-            self._failed(str(error))
+            self._failed(str(error), _reason(error))
             return True
         first = table.size
         last = min(source.contents.pages, (len(tokens) - 1) // PAGE_ROWS)
@@ -115,15 +179,32 @@ class Imports:
         return False
 
     def forget(self, id: str) -> None:
-        """A request was admitted, or is gone."""
+        """A request was admitted."""
+        complete_at = self._fetched.get(id, 0.0)
+        self.abandon(id)
+        if complete_at:
+            seconds = time.monotonic() - complete_at
+            self.starts += 1
+            self.start_s += seconds
+            self.start_max_s = max(self.start_max_s, seconds)
+
+    def abandon(self, id: str) -> None:
+        """A request, or one that was to come, is gone."""
         self._given.pop(id, None)
+        self._wanted.pop(id, None)
+        self._fetched.pop(id, None)
         if (coming := self._coming.pop(id, None)) is not None:
             self._left.append(coming)
             self._arrivals.cancel(coming[0])
 
-    def tick(self) -> bool:
-        """Once a step: takes in what has come. True if pages were given back."""
+    def tick(self, reserve: int = 0) -> bool:
+        """Once a step: takes in what has come, and begins fetches for which there is room now. True if pages
+        were given back."""
         self._news.clear()
+        if self._wanted and time.monotonic() >= self._retry_at:
+            self._retry_at = time.monotonic() + RETRY_S
+            for fetch in list(self._wanted.values()):
+                self._begin(fetch.id, fetch.tokens, fetch.namespace, reserve)
         ended = self._arrivals.tick()
         for arrival in ended:
             self._end(arrival)
@@ -138,8 +219,9 @@ class Imports:
         return bool(self._arrivals.under_way) and not self._arrivals.stuck
 
     def wait(self, seconds: float) -> None:
-        """Waits until the thread has news."""
+        """Waits until a thread has news that were not waited for before."""
         self._news.wait(seconds)
+        self._news.clear()
 
     def counts(self) -> TransferCounts:
         """What was exported and imported so far."""
@@ -149,6 +231,13 @@ class Imports:
             declined=exports.declined,
             imported_pages=self.imported_pages,
             imports=dict(self.outcomes),
+            page_bytes=self._page_bytes,
+            export_s=exports.seconds,
+            import_s=self.seconds,
+            fallbacks=dict(self.fallbacks),
+            starts=self.starts,
+            start_s=self.start_s,
+            start_max_s=self.start_max_s,
         )
 
     def tables(self) -> list[PageTable]:
@@ -168,7 +257,7 @@ class Imports:
         if opener is None:
             raise TransferError(f"the handoff's transport {handoff.transport!r} is not known here")
         if time.time() > handoff.expires:
-            raise TransferError("the handoff came too late")
+            raise TransferError("the handoff came too late", "late")
         source = opener(handoff)
         contents = source.contents
         said = contents.tokens
@@ -181,7 +270,7 @@ class Imports:
         )
         if not fits:
             source.close(taken=False)
-            raise TransferError("the pages are of another model, configuration or prompt")
+            raise TransferError("the pages are of another model, configuration or prompt", "foreign")
         return source
 
     def _arrival(
@@ -199,21 +288,37 @@ class Imports:
         return Arrival(table, tuple(tokens[: last * PAGE_ROWS]), parcels, views, time.monotonic() + left_s)
 
     def _end(self, arrival: Arrival) -> None:
+        whole = arrival.landed == len(arrival.views)
         for id, coming in list(self._coming.items()):
             if coming[0] is arrival:
                 self._left.append(self._coming.pop(id))
+                self._fetched[id] = coming[1].complete_at if whole else 0.0
+                while len(self._fetched) > _FETCHED:
+                    del self._fetched[next(iter(self._fetched))]
         for coming in list(self._left):
             if coming[0] is arrival:
                 self._left.remove(coming)
-                coming[1].close(taken=arrival.landed == len(arrival.views))
+                self.seconds += coming[1].seconds
+                coming[1].close(taken=whole)
         self.imported_pages += arrival.landed
-        if arrival.landed == len(arrival.views):
+        if whole:
             self.outcomes["imported"] += 1
+            return
+        outcome = "partly" if arrival.landed else "failed"
+        if arrival.late:
+            self._failed("they were late", "late", outcome)
+        elif arrival.called_off:
+            self.outcomes["abandoned"] += 1
+        elif arrival.error is None:
+            self._failed("a checksum is wrong", "checksum", outcome)
         else:
-            self._failed(
-                arrival.error or "pages came late or wrong", "partly" if arrival.landed else "failed"
-            )
+            self._failed(f"{arrival.error}", _reason(arrival.error), outcome)
 
-    def _failed(self, why: str, outcome: str = "failed") -> None:
+    def _failed(self, why: str, reason: Fallback, outcome: str = "failed") -> None:
         self.outcomes[outcome] += 1
+        self.fallbacks[reason] += 1
         log.warning("pages of another worker did not come, and are computed: %s", why)
+
+
+def _reason(error: Exception) -> Fallback:
+    return error.reason if isinstance(error, TransferError) else "broken"

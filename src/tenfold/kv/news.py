@@ -8,18 +8,32 @@ of the name of the page before it (`tenfold.router.names`), which is there as lo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tenfold.protocol import KVEvent, KVEvents, KVSnapshot, PagesRemoved, PagesStored
 from tenfold.router.names import chain, namespace_parent, page_hashes
 
 
-class PageNews:
-    """Names of the pages in one prefix index, and what is still to be told of them. Pages are numbers."""
+class Stored(NamedTuple):
+    """Pages of one chain that entered, one after another."""
 
-    def __init__(self) -> None:
+    parent: int | None
+    names: list[int]
+    tokens: list[int]
+    namespace: str
+
+
+class PageNews:
+    """Names of the pages in one prefix index, and what is still to be told of them. Pages are numbers.
+    ``tokens``: of pages that enter, also their tokens and their namespace are told."""
+
+    def __init__(self, tokens: bool = False) -> None:
+        self._tokens = tokens
         self._names: dict[int, int] = {}
-        self._events: list[tuple[bool, int | None, list[int]]] = []
-        """Stored or removed, the name before the first, names."""
+        self._namespaces: dict[int, str] = {}
+        """By page, those that are not the common one; only with tokens."""
+        self._events: list[Stored | list[int]] = []
+        """A list: names of pages that left."""
         self.sequence = 0
         """Number of the newest batch that was handed out."""
 
@@ -28,28 +42,38 @@ class PageNews:
         parent = namespace_parent(before) if isinstance(before, str) else self._names[before]
         (name,) = chain(page_hashes(tokens, len(tokens)), parent)
         self._names[page] = name
-        if self._events:
-            stored, _, names = self._events[-1]
-            if stored and names[-1] == parent:
-                names.append(name)
-                return
-        self._events.append((True, parent, [name]))
+        namespace = ""
+        if self._tokens:
+            namespace = before if isinstance(before, str) else self._namespaces.get(before, "")
+            if namespace:
+                self._namespaces[page] = namespace
+        last = self._events[-1] if self._events else None
+        if not isinstance(last, Stored) or last.names[-1] != parent:
+            last = Stored(parent, [], [], namespace)
+            self._events.append(last)
+        last.names.append(name)
+        if self._tokens:
+            last.tokens.extend(tokens)
 
     def removed(self, page: int) -> None:
         """A page is about to leave the index."""
         name = self._names.pop(page)
-        if self._events and not self._events[-1][0]:
-            self._events[-1][2].append(name)
-        else:
-            self._events.append((False, None, [name]))
+        self._namespaces.pop(page, None)
+        last = self._events[-1] if self._events else None
+        if not isinstance(last, list):
+            last = []
+            self._events.append(last)
+        last.append(name)
 
     def take(self) -> KVEvents | None:
         """What happened since the last call; None if nothing did."""
         if not self._events:
             return None
         events: list[KVEvent] = [
-            PagesStored(tuple(names), parent) if stored else PagesRemoved(tuple(names))
-            for stored, parent, names in self._events
+            PagesStored(tuple(event.names), event.parent, tuple(event.tokens), event.namespace)
+            if isinstance(event, Stored)
+            else PagesRemoved(tuple(event))
+            for event in self._events
         ]
         self._events.clear()
         self.sequence += 1
@@ -59,6 +83,9 @@ class PageNews:
         """All pages that are there. What `take` has not handed out yet comes after it all the same, and tells
         of some of them again; so `take` first."""
         return KVSnapshot(sequence=self.sequence, names=tuple(self._names.values()))
+
+    def close(self) -> None:
+        """Nothing more will be told."""
 
     def pages(self) -> frozenset[int]:
         """The pages that have a name; for checks."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Sequence
 from struct import Struct
 from typing import Literal
@@ -35,13 +36,24 @@ state."""
 _READY = Struct("<II")
 _READY_AT = _HEAD.size - _READY.size
 _MAGIC = b"TFKVREG\x01"
+_COMPLETE = Struct("<d")
+_COMPLETE_AT = 48
+"""When the last page was there, by the exporter's monotonic clock: that of all processes of a machine."""
 _TAKEN_AT = 56
 """The importer writes a 1 there when it needs the region no more."""
 _NAMES_AT = 64
 
 
+Fallback = Literal["gone", "late", "checksum", "foreign", "broken"]
+"""Why pages did not come; see `tenfold.protocol.TransferCounts`."""
+
+
 class TransferError(Exception):
     """Pages did not come: whoever waited for them computes them."""
+
+    def __init__(self, message: str, reason: Fallback = "broken") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,9 +94,10 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 class Region:
     """The exporter's side. Owns the memory."""
 
-    def __init__(self, contents: Contents) -> None:
-        """Raises OSError."""
-        self.capacity = contents.size
+    def __init__(self, contents: Contents, capacity: int = 0) -> None:
+        """``capacity``: bytes, if it is to be renewed for more than ``contents``; memory is taken as it is
+        written. Raises OSError."""
+        self.capacity = max(capacity, contents.size)
         self.file = os.memfd_create("tenfold-kv", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.file, self.capacity)
@@ -130,7 +143,10 @@ class Region:
         sums = b"".join(page_sum(page).to_bytes(8, "little") for page in pages)
         os.pwrite(self.file, sums, contents.sums_at + 8 * first)
         self.ready += len(pages)
-        self.end("complete" if self.ready == contents.pages else "open")
+        complete = self.ready == contents.pages
+        if complete:
+            os.pwrite(self.file, _COMPLETE.pack(time.monotonic()), _COMPLETE_AT)
+        self.end("complete" if complete else "open")
 
     def end(self, state: State) -> None:
         """Says how it stands with the region."""
@@ -168,8 +184,14 @@ class Mapped:
         now."""
         *_, generation, ready, state = _HEAD.unpack(os.pread(self.file, _HEAD.size, 0))
         if generation != self._generation:
-            raise TransferError("the exporter has given the region up")
+            raise TransferError("the exporter has given the region up", "gone")
         return ready, _STATES[min(state, len(_STATES) - 1)]
+
+    @property
+    def complete_at(self) -> float:
+        """When its last page was ready, by the monotonic clock of the exporter's machine; 0: it is not."""
+        (when,) = _COMPLETE.unpack(os.pread(self.file, _COMPLETE.size, _COMPLETE_AT))
+        return float(when)
 
     def sums(self, first: int, count: int) -> bytes:
         """Checksums of pages."""

@@ -22,6 +22,7 @@ import hmac
 import logging
 import os
 import secrets
+import select
 import socket
 import threading
 import time
@@ -32,7 +33,7 @@ from typing import Any
 import msgspec
 
 from tenfold.kv.region import Contents, Mapped, Region, TransferError, right
-from tenfold.kv.transfer import LEASE_S, STALL_S, Handoff, await_pages
+from tenfold.kv.transfer import LEASE_S, STALL_S, Handoff, MemorySource, Source, await_pages
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +56,22 @@ def _send(sock: socket.socket, body: bytes) -> None:
     sock.sendall(_LENGTH.pack(len(body)) + body)
 
 
+def _send_file(sock: socket.socket, file: int, at: int, count: int) -> int:
+    """Sends part of a file; returns how much. Raises TransferError when nothing can be sent for long."""
+    while True:
+        try:
+            return os.sendfile(sock.fileno(), file, at, count)
+        except BlockingIOError:
+            # A socket with a timeout does not wait by itself: over a real network its buffer is soon full.
+            if not select.select((), (sock,), (), sock.gettimeout())[1]:
+                raise TransferError("a client takes nothing") from None
+
+
 def _fill(sock: socket.socket, view: memoryview) -> None:
     while view:
         count = sock.recv_into(view)
         if not count:
-            raise TransferError("the other side closed the connection")
+            raise TransferError("the other side closed the connection", "gone")
         view = view[count:]
 
 
@@ -103,7 +115,8 @@ class PageServer:
             with self._lock:
                 os.close(self._files.pop(key))
 
-        return {"transport": "tcp", "host": self.host, "port": self.port, "key": key}, retract
+        fields = {"host": self.host, "port": self.port, "key": key, "path": region.path}
+        return {"transport": "tcp", **fields}, retract
 
     def close(self) -> None:
         """Takes no more connections; those there are end with their regions."""
@@ -162,7 +175,7 @@ class PageServer:
                 _send(sock, region.sums(first, count))
                 at, end = region.contents.page_at(first), region.contents.page_at(first + count)
                 while at < end:
-                    at += os.sendfile(sock.fileno(), file, at, end - at)
+                    at += _send_file(sock, file, at, end - at)
         finally:
             os.close(file)
 
@@ -173,6 +186,7 @@ class TcpSource:
     def __init__(self, handoff: Handoff, secret: bytes) -> None:
         """Raises TransferError, OSError."""
         self._expires = handoff.expires
+        self.seconds = self.complete_at = 0.0
         self._socket = socket.create_connection((handoff.host, handoff.port), timeout=STALL_S)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -185,13 +199,16 @@ class TcpSource:
         """See `tenfold.kv.transfer.Source`."""
         left = self._expires - time.time()
         if left <= 0:
-            raise TransferError("the exporter is late")
+            raise TransferError("the exporter is late", "late")
         self._socket.settimeout(min(left, STALL_S))
         self._socket.sendall(_LENGTH.pack(_ASK.size) + _ASK.pack(first, len(views)))
         sums = _receive(self._socket)
+        began = time.perf_counter()
         for view in views:
             _fill(self._socket, view)
-        return right(views, sums)
+        good = right(views, sums)
+        self.seconds += time.perf_counter() - began
+        return good
 
     def cancel(self) -> None:
         """See `tenfold.kv.transfer.Source`."""
@@ -212,11 +229,26 @@ class TcpSource:
         if not hmac.compare_digest(answer[:_PROOF], _proof(secret, b"server", nonce, theirs)):
             raise TransferError("the server does not know the secret")
         if len(answer) == _PROOF:
-            raise TransferError("the exporter has given the region up")
+            raise TransferError("the exporter has given the region up", "gone")
         try:
             return msgspec.msgpack.decode(answer[_PROOF:], type=Contents)
         except msgspec.DecodeError as error:
             raise TransferError(f"the server says what is no region: {error}") from None
+
+
+def nearest(secret: bytes, host: str) -> Callable[[Handoff], Source]:
+    """As `opener`, for an importer at address ``host``: what an exporter of the same machine offers is read
+    from memory, which is several times as fast. Raises ValueError for a secret that is too short."""
+    _check_secret(secret)
+
+    def open(handoff: Handoff) -> Source:
+        if handoff.host == host and handoff.path:
+            # The same address and another memory (a container's) is no fault: then it is TCP.
+            with contextlib.suppress(TransferError):
+                return MemorySource(handoff)
+        return TcpSource(handoff, secret)
+
+    return open
 
 
 def opener(secret: bytes) -> Callable[[Handoff], TcpSource]:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tenfold.backends.base import PAGE_ROWS
 from tenfold.kv.region import Contents, Mapped, Region, TransferError
 
 LEASE_S = 30.0
@@ -28,6 +29,8 @@ LONGEST_S = 600.0
 STALL_S = 30.0
 """An importer waits no longer than this for the next page."""
 POLL_S = 0.0005
+LONGEST_POLL_S = 0.002
+"""Who waits long (for a step of the exporter) looks less often."""
 
 
 class Handoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +38,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     transport: str
     path: str = ""
-    """``memory``: of the region."""
+    """``memory``: of the region; ``tcp``: the same, for importers of the same machine."""
     host: str = ""
     port: int = 0
     key: str = ""
@@ -48,6 +51,10 @@ class Source(Protocol):
     """The importer's end of a transfer."""
 
     contents: Contents
+    seconds: float
+    """Spent on pages that were ready."""
+    complete_at: float
+    """When the last page was ready, by this machine's monotonic clock; 0: not known."""
 
     def read(self, first: int, views: Sequence[memoryview]) -> int:
         """Fills the views with the pages from number ``first`` on, and waits for them; returns how many, from
@@ -73,10 +80,13 @@ class MemorySource:
         self._path = handoff.path
         self._expires = handoff.expires
         self._cancelled = False
+        self.seconds = self.complete_at = 0.0
         try:
             file = os.open(handoff.path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            raise TransferError(f"the exporter is gone, or has given the region up: {error}") from None
+            raise TransferError(
+                f"the exporter is gone, or has given the region up: {error}", "gone"
+            ) from None
         try:
             self._region = Mapped(file)
         except BaseException:
@@ -87,7 +97,11 @@ class MemorySource:
     def read(self, first: int, views: Sequence[memoryview]) -> int:
         """See `Source`."""
         await_pages(self._region.progress, first + len(views), self._expires, self._there)
-        return self._region.read(first, views)
+        began = time.perf_counter()
+        good = self._region.read(first, views)
+        self.seconds += time.perf_counter() - began
+        self.complete_at = self._region.complete_at
+        return good
 
     def cancel(self) -> None:
         """See `Source`."""
@@ -117,16 +131,18 @@ def await_pages(
     late, or the exporter is not there any more."""
     ready, state = progress()
     stalled = time.monotonic() + STALL_S
+    poll_s = POLL_S
     while ready < wanted:
         if state == "failed" or not there():
-            raise TransferError("the exporter gave up")
+            raise TransferError("the exporter gave up", "gone")
         if time.monotonic() > stalled or time.time() > expires:
-            raise TransferError("the exporter is late")
-        time.sleep(POLL_S)
+            raise TransferError("the exporter is late", "late")
+        time.sleep(poll_s)
+        poll_s = min(poll_s * 1.1, LONGEST_POLL_S)
         before = ready
         ready, state = progress()
         if ready > before:
-            stalled = time.monotonic() + STALL_S
+            stalled, poll_s = time.monotonic() + STALL_S, POLL_S
 
 
 class Export(msgspec.Struct):
@@ -163,6 +179,8 @@ class Exports:
         """Taken regions, to be used again."""
         self._retract: dict[int, Callable[[], None]] = {}
         self.exported_pages = 0
+        self.seconds = 0.0
+        """Spent on writing pages."""
         self.declined = 0
         """Exports for which there was no room."""
 
@@ -188,6 +206,20 @@ class Exports:
         self._exports[id] = export
         return export.handoff
 
+    def prepare(self, pages: int) -> None:
+        """A region for prompts of up to so many pages is there from now on. Its memory is taken when it is
+        first written, and then kept: what is there already is filled three times as fast."""
+        contents = Contents(
+            identity=self._identity,
+            namespace=bytes(64),
+            tokens=bytes(4 * PAGE_ROWS * pages),
+            pages=pages,
+            page_bytes=self._page_bytes,
+        )
+        with contextlib.suppress(OSError):
+            empty = msgspec.structs.replace(contents, tokens=b"", pages=0)
+            self._idle.append(Region(empty, contents.size))
+
     def missing(self, id: str) -> tuple[int, int]:
         """The number of the next page of a request's region, and how many it wants in all; (0, 0): none."""
         export = self._exports.get(id)
@@ -196,12 +228,14 @@ class Exports:
     def add(self, id: str, pages: Sequence[memoryview]) -> None:
         """The next pages are ready."""
         export = self._exports[id]
+        began = time.perf_counter()
         try:
             export.region.add(pages)
         except OSError:
             self.end(id)
         else:
             self.exported_pages += len(pages)
+        self.seconds += time.perf_counter() - began
 
     def end(self, id: str) -> dict[str, Any] | None:
         """A request needs its pages no more; returns its handoff if all of them are in it."""

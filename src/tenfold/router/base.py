@@ -44,6 +44,9 @@ class RouteRequest(msgspec.Struct, frozen=True):
     """Tokens that it will generate, if anyone knows."""
     session: str | None = None
     """Whose conversation it belongs to: where that was last counts while a worker's pages are not known."""
+    divisible: bool = True
+    """Whether one worker may compute its prompt and another its answer; not so if that ends with its first
+    token."""
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -66,6 +69,18 @@ class Cost(msgspec.Struct, frozen=True):
         return self.wait + self.prefill + self.shared + self.streams + self.displaced
 
 
+class SplitChoice(msgspec.Struct, frozen=True):
+    """Whether a request's prompt is computed by a worker for prefill and its answer by one for decode."""
+
+    split: bool
+    why: str
+    """One of `tenfold.router.split.REASONS`."""
+    apart: float | None = None
+    """What that was expected to cost, in seconds,"""
+    together: float | None = None
+    """and what a decode worker alone; None: there was no choice."""
+
+
 class Decision(msgspec.Struct, frozen=True):
     """Where a request goes, and why."""
 
@@ -81,11 +96,19 @@ class Decision(msgspec.Struct, frozen=True):
     """When a first token is overdue."""
     workers: int
     """How many there were to choose from."""
+    choice: SplitChoice | None = None
+    """None: all workers do both."""
 
     @property
     def reason(self) -> str:
         """One line for the log."""
         cost = self.cost
+        choice = self.choice
+        parts = ""
+        if choice is not None:
+            parts = f"; {'split' if choice.split else 'not split'}: {choice.why}"
+            if choice.apart is not None and choice.together is not None:
+                parts += f" (apart {choice.apart:.3f} s, together {choice.together:.3f} s)"
         spilled = (
             f", {self.best_overlap_tokens} elsewhere"
             if self.best_overlap_tokens > self.overlap_tokens
@@ -95,6 +118,7 @@ class Decision(msgspec.Struct, frozen=True):
             f"{self.request} to {self.worker} of {self.workers} ({self.policy}): {self.overlap_tokens} "
             f"tokens there{spilled}; wait {cost.wait:.3f} s, prefill {cost.prefill:.3f} s, "
             f"shared {cost.shared:.3f} s, streams {cost.streams:.3f} s, displaced {cost.displaced:.3f} s"
+            f"{parts}"
         )
 
 

@@ -116,6 +116,12 @@ class Books:
         self.context[slot] += flight.prompt_tokens
         self.routed[slot] += 1
 
+    def reserve(self, flight: InFlight) -> None:
+        """A request will decode there, with its prompt computed by then."""
+        flight.decoding, flight.drawn = True, 1
+        self.decodes[flight.slot] += 1
+        self.context[flight.slot] += flight.prompt_tokens
+
     def prefilled(self, flight: InFlight, now: float) -> None:
         """Its first token came."""
         slot = flight.slot

@@ -331,12 +331,17 @@ class Router:
         return overlap
 
     def _price(self, request: RouteRequest, overlap: Ints, now: float) -> Costs:
+        expected = request.expected_output
+        output = self._output if expected is None else float(expected)
+        return self._costs(request.prompt_tokens, overlap, output, now)
+
+    def _costs(self, prompt_tokens: int, overlap: Ints, output: float, now: float) -> Costs:
         return costs(
             self._books,
             self.config.timing,
-            request.prompt_tokens,
+            prompt_tokens,
             overlap,
-            self._output if request.expected_output is None else float(request.expected_output),
+            output,
             self.config.page_tokens,
             self._reuse,
             now,

@@ -79,7 +79,15 @@ def parse_load(fields: Fields, config: ServeConfig) -> ServeConfig:
             model=model,
             served_name=name,
             threads=config.threads if threads is None else threads,
-            workers=workers or config.workers,
+            workers=workers or config.workers or 1,
+            # Who says how many workers wants them all alike.
+            prefill=0 if workers else config.prefill,
+            decode=0 if workers else config.decode,
+            # Of the model that the server began with alone.
+            accept_workers=None,
+            secret_file=None,
+            kv_events=None,
+            kv_events_replay=None,
             kv_memory_bytes=config.kv_memory_bytes if kv_memory is None else kv_memory,
             # Made for one model, which this is not.
             drafter=None,

@@ -8,6 +8,8 @@ earlier time are told from those of a later one.
 
 With one worker there is nothing to choose, so the router is not asked, and nobody to move to: nothing is
 taken from it and it is never killed for being slow.
+
+Workers of other machines may join (`Fleet.join`): each has a post from its first word to its last.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Container, Sequence
+from itertools import chain, count
 from typing import Protocol
 
 from tenfold.config import PAGE_ROWS
@@ -38,10 +41,12 @@ from tenfold.router.measured import MeasuredTiming, guess_timing
 from tenfold.router.names import page_names
 from tenfold.router.policies import Policy
 from tenfold.router.router import Router
+from tenfold.router.split import SplitRouter, TransferTiming
 from tenfold.router.timing import WorkerTiming
 from tenfold.server.clock import WatchedClock
 from tenfold.server.host import StartError, WorkerEvents, WorkerHost
 from tenfold.server.post import Post
+from tenfold.server.split import Splits, divisible, places
 
 log = logging.getLogger(__name__)
 decisions = logging.getLogger("tenfold.routing")
@@ -111,15 +116,25 @@ class Fleet:
         hang_after_s: float = 30.0,
         clock: Callable[[], float] | None = None,
         prefix: str = "",
+        accepts: bool = False,
     ) -> None:
-        """``prefix``: before the names of its workers, where there are others on the same log."""
+        """``prefix``: before the names of its workers, where there are others on the same log. ``accepts``:
+        workers of other machines may join, so there need be none at first."""
         self._events = events
         self._hang_after_s = hang_after_s
-        self.posts = tuple(Post(f"{prefix}w{number}", self) for number in range(settings.workers))
+        named = [(prefix + name, role) for name, role in places(settings)]
+        self.posts = tuple(Post(name, self, role) for name, role in named)
         for post in self.posts:
             post.host = hosts(post.name, post)
-        self._many = settings.workers > 1
-        self.router = Router(RouterConfig(timing=_NO_TIMING, page_tokens=PAGE_ROWS, policy=policy))
+        self._many = settings.workers > 1 or accepts
+        self._first: asyncio.Future[EnginePlan] | None = None
+        """Waited for where no worker is this front's own."""
+        config = RouterConfig(timing=_NO_TIMING, page_tokens=PAGE_ROWS, policy=policy)
+        self.router, self.splits = Router(config), None
+        if settings.prefill_workers:
+            router = SplitRouter(config, dict(named), TransferTiming.guess(0))
+            self.router = router
+            self.splits = Splits(router, lambda name, message: self._post(name).host.send(message))
         self.moved = 0
         """Requests taken from a worker that did not get on, or was to be restarted."""
         self.decision_s = 0.0
@@ -127,6 +142,8 @@ class Fleet:
         self.sent: dict[str, int] = {}
         """Requests sent so far by worker."""
         self._measured: MeasuredTiming | None = None
+        self._plan: EnginePlan | None = None
+        """Of the worker that was ready first."""
         self._fit_due = 0.0
         self._now = WatchedClock().now if clock is None else clock
         self._at: dict[str, Post] = {}
@@ -135,9 +152,14 @@ class Fleet:
     # Life
 
     async def start(self) -> EnginePlan:
-        """Starts all workers and waits until they are ready. The plan is that of the one with the least KV
-        memory. Raises StartError when one cannot be started."""
-        starting = [asyncio.ensure_future(post.host.start()) for post in self.posts]
+        """Starts all workers and waits until they are ready; where there are none, until one has joined. The
+        plan is that of the one with the least KV memory. Raises StartError when one cannot be started."""
+        starting: list[asyncio.Future[EnginePlan]] = [
+            asyncio.ensure_future(post.host.start()) for post in self._own
+        ]
+        if not starting:
+            self._first = asyncio.get_running_loop().create_future()
+            starting.append(self._first)
         try:
             plans = await asyncio.gather(*starting)
         finally:
@@ -148,8 +170,10 @@ class Fleet:
         return min(plans, key=lambda plan: plan.kv_pages)
 
     async def ended(self) -> None:
-        """Waits until the first host has ended; see `WorkerHost.ended`."""
-        tasks = [asyncio.create_task(post.host.ended()) for post in self.posts]
+        """Waits until the first host of its own has ended; see `WorkerHost.ended`. Without any, for ever."""
+        if not self._own:
+            await asyncio.get_running_loop().create_future()
+        tasks = [asyncio.create_task(post.host.ended()) for post in self._own]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -169,14 +193,19 @@ class Fleet:
         """Replaces the workers one after another. Each gets nothing new, its requests may take ``drain_s``
         to end, and what is left then goes on elsewhere. Where there is no other worker, requests wait for the
         new one. A worker that is just being started is not replaced, but waited for. Ends early, with the
-        others untouched, when a worker cannot be started again."""
+        others untouched, when a worker cannot be started again. Workers that joined are left alone: who
+        started them can replace them."""
         try:
-            for post in self.posts:
+            for post in self._own:
                 await self._replace(post, drain_s)
         except StartError as error:
             log.error("replacing workers ended early: %s", error)
         else:
-            log.info("all workers have been replaced")
+            joined = len(self.posts) - len(self._own)
+            log.info(
+                "all workers have been replaced%s",
+                f", but for {joined} that joined from elsewhere" if joined else "",
+            )
 
     async def _replace(self, post: Post, drain_s: float) -> None:
         if post.plan is not None:
@@ -190,6 +219,39 @@ class Fleet:
                 self._move_all(post, died=False)
         await post.host.restart()
 
+    # Workers of other machines
+
+    def join(self, name: str, address: str) -> Post:
+        """A post for a worker at ``address``, by this name or, if that is taken, one like it. Its host is to
+        be set before anything else happens; the post goes when its worker is lost."""
+        taken = {post.name for post in self.posts}
+        free = next(one for one in chain([name], (f"{name}-{n}" for n in count(2))) if one not in taken)
+        post = Post(free, self, address=address)
+        self.posts = (*self.posts, post)
+        return post
+
+    async def retire(self, post: Post, drain_s: float) -> None:
+        """A worker that joined wants to go: it gets nothing new, its requests may take ``drain_s`` to end,
+        and what is left then goes on elsewhere, or waits for somebody."""
+        if post.plan is None:
+            return
+        post.draining = True
+        self.router.drain(post.name)
+        deadline = time.monotonic() + drain_s
+        while post.requests and post.plan is not None and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if post.plan is not None:
+            self._move_all(post, died=False)
+
+    @property
+    def _own(self) -> list[Post]:
+        return [post for post in self.posts if post.address is None]
+
+    @property
+    def many(self) -> bool:
+        """Whether requests are routed."""
+        return self._many
+
     # Requests
 
     def send(self, requests: Sequence[Request], doubted: Container[str] = ()) -> list[str]:
@@ -197,23 +259,38 @@ class Fleet:
         those that went somewhere; the others wait for `FleetEvents.ready`. Ids must be new."""
         known = {request.id: request for request in requests}
         sent = []
-        for id, post in self._route(requests) if self._many else self._to_the_one(requests):
+        for id, post, split in self._route(requests) if self._many else self._to_the_one(requests):
             self._at[id] = post
             post.requests[id] = None
             self.sent[post.name] = self.sent.get(post.name, 0) + 1
-            post.host.send(Generate(request=known[id], acknowledge=id in doubted))
+            request = self.splits.begin(known[id]) if split and self.splits is not None else known[id]
+            post.host.send(Generate(request=request, acknowledge=id in doubted))
             sent.append(id)
         return sent
 
-    def _to_the_one(self, requests: Sequence[Request]) -> list[tuple[str, Post]]:
+    def _hand_over(self, chunk: Chunk, now: float) -> None:
+        """A prefill worker is done with a request."""
+        assert self.splits is not None
+        if self._leave(chunk.id) is None:
+            return
+        if (found := self.splits.next(chunk, now)) is None:
+            self._events.returned([chunk.id], False)
+            return
+        name, message = found
+        post = self._at[chunk.id] = self._post(name)
+        post.requests[chunk.id] = None
+        self.sent[name] = self.sent.get(name, 0) + 1
+        post.host.send(message)
+
+    def _to_the_one(self, requests: Sequence[Request]) -> list[tuple[str, Post, bool]]:
         """With one worker there is nothing to choose, and nothing is to be spent on it."""
         (post,) = self.posts
         if post.plan is None or post.draining:
             return []
-        return [(request.id, post) for request in requests]
+        return [(request.id, post, False) for request in requests]
 
-    def _route(self, requests: Sequence[Request]) -> list[tuple[str, Post]]:
-        """Where each goes, in the order in which to send them."""
+    def _route(self, requests: Sequence[Request]) -> list[tuple[str, Post, bool]]:
+        """Where each goes, in the order in which to send them, and whether for its prompt alone."""
         if not self.router.workers():
             return []
         began = time.perf_counter()
@@ -228,7 +305,8 @@ class Fleet:
         for one, decision in routed:
             if decision is not None:
                 decisions.debug("%s", _Reason(decision))
-                found.append((one.id, self._post(decision.worker)))
+                split = decision.choice is not None and decision.choice.split
+                found.append((one.id, self._post(decision.worker), split))
         return found
 
     def _post(self, name: str) -> Post:
@@ -237,6 +315,8 @@ class Fleet:
     def abort(self, id: str, keep: int | None = None) -> None:
         """Forgets a request that was sent; ``keep``: see `Abort`."""
         if (post := self._leave(id)) is not None:
+            if self.splits is not None:
+                self.splits.forget(id)
             if self._many:
                 self.router.on_finish(id, self._now())
             post.host.send(Abort(id=id, keep=keep))
@@ -258,9 +338,12 @@ class Fleet:
 
     def _asked(self, request: Request) -> RouteRequest:
         tokens = request.prompt + request.output
+        apart = self._plan is None or divisible(request, self._plan)
         if request.pooling is not None and request.pooling.kind == "mean":
-            return RouteRequest(request.id, (), len(tokens))  # it is computed whole wherever it goes
-        return RouteRequest(request.id, page_names(tokens, PAGE_ROWS, request.namespace), len(tokens))
+            names: tuple[int, ...] = ()  # it is computed whole wherever it goes
+        else:
+            names = page_names(tokens, PAGE_ROWS, request.namespace)
+        return RouteRequest(request.id, names, len(tokens), divisible=apart)
 
     def _leave(self, id: str) -> Post | None:
         post = self._at.pop(id, None)
@@ -270,14 +353,19 @@ class Fleet:
 
     # What posts say
 
-    def post_ready(self, post: Post, plan: EnginePlan) -> None:
-        """It holds no pages, and knows no requests."""
+    def post_ready(self, post: Post, plan: EnginePlan, warm: bool) -> None:
+        """It holds no pages unless it is ``warm``, and knows no requests."""
         now = self._now()
         post.heard, post.cpu = now, None
         if self._measured is None:
             self._measured = MeasuredTiming(guess_timing(plan))
             self.router.set_timing(self._measured.timing)
-        self.router.add_worker(post.name, plan.kv_pages, now)
+            self._plan = plan
+            if self.splits is not None:
+                self.splits.ready(plan)
+        self.router.add_worker(post.name, plan.kv_pages, now, empty=not warm)
+        if self._first is not None and not self._first.done():
+            self._first.set_result(plan)
         self._rescue()
         self._events.ready()
 
@@ -296,6 +384,8 @@ class Fleet:
             self.router.on_snapshot(post.name, message.snapshot, now)
         elif self._at.get(message.id) is post:
             self._leave(message.id)
+            if self.splits is not None:
+                self.splits.forget(message.id)
             if self._many:
                 self.router.on_finish(message.id, now)
             self._events.refused(message)
@@ -307,15 +397,22 @@ class Fleet:
         if message.chunks:
             # Others are of requests that were aborted, or taken away, a moment ago.
             chunks = [chunk for chunk in message.chunks if self._at.get(chunk.id) is post]
+            done: list[Chunk] = []
+            if self.splits is not None:
+                chunks, done = self.splits.read(chunks, now)
             for chunk in chunks:
                 self._progress(chunk, now)
             moved = True
             if chunks:
                 self._events.news(chunks)
+            for chunk in done:
+                self._hand_over(chunk, now)
         if (load := message.load) is not None:
             moved |= post.steps != load.steps
             post.steps, post.waiting = load.steps, load.waiting
             self._events.load(post.name, load)
+            if self.splits is not None:
+                self.splits.load(post.name, load)
             self.router.on_load(post.name, load, now)
         if message.steps and self._measured is not None:
             self._measured.add(message.steps)
@@ -346,15 +443,21 @@ class Fleet:
     def post_lost(self, post: Post, planned: bool) -> None:
         """What was there goes elsewhere at once."""
         self.router.remove_worker(post.name)
+        if post.address is not None:
+            self.posts = tuple(other for other in self.posts if other is not post)
         lost, suspects = list(post.requests), list(post.taken_away)
+        if self.splits is not None:
+            self.splits.lost(post.name, lost)
         for id in lost:
             del self._at[id]
         # A queue is served in order: those sent last were waiting in it, and have done nothing yet.
         computed = lost[: max(len(lost) - post.waiting, 0)]
         hung = post.silent_since is None
+        took_requests = post.plan is not None
         post.plan = None
         post.requests.clear()
-        self._events.lost(post.name, planned)
+        if took_requests:
+            self._events.lost(post.name, planned)
         if suspects and hung and not planned:
             self._events.suspected(suspects)
         self._events.returned(computed, died=not planned)

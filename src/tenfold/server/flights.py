@@ -8,6 +8,8 @@ exactly one way: with a chunk that has a finish reason, or with an exception fro
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import math
 import time
 from collections import deque
@@ -20,9 +22,14 @@ from tenfold.router.policies import Policy
 from tenfold.server.errors import ApiError, broken, invalid, unavailable
 from tenfold.server.fleet import Fleet
 from tenfold.server.metrics import Metrics
+from tenfold.server.post import Post
+from tenfold.server.split import settings_of
 from tenfold.server.supervisor import Supervisor
 from tenfold.worker.process import ENGINE_BUILDER
 
+log = logging.getLogger(__name__)
+
+NOBODY = "there is no worker: this server has none of its own, and none has joined"
 MAX_DEATHS = 2
 """So many workers may die one after another with a request in flight that got on with nothing between; then
 it is given up, for it may be what kills them. Where it got beyond the point at which a worker died, that was
@@ -143,22 +150,25 @@ class Flights:
         routing: Policy = "cache-aware",
         drain_s: float = 5.0,
         prefix: str = "",
+        accepts: bool = False,
     ) -> None:
-        self._max_running = settings.workers * settings.max_running
-        # By Little's law whoever has q requests before it waits for q / running of the time that one takes.
-        queue = max(MIN_QUEUE, int(WAIT_SHARE * self._max_running)) if max_queue is None else max_queue
-        self._most = self._max_running + queue
-        self._most_parts = self._max_running + (MAX_PARTS if max_queue is None else max_queue)
+        """``accepts``: workers of other machines may `join`."""
+        self._settings = settings
+        self._max_queue = max_queue
         self._drain_s = drain_s
         self._stall_after_s = stall_after_s
         self._metrics = metrics
+        ranks = itertools.count()
         self._fleet = Fleet(
             settings,
             self,
-            lambda name, events: Supervisor(settings, events, builder, name),
+            lambda name, events: Supervisor(
+                msgspec.structs.replace(settings_of(settings, name), rank=next(ranks)), events, builder, name
+            ),
             policy=routing,
             hang_after_s=stall_after_s,
             prefix=prefix,
+            accepts=accepts,
         )
         metrics.fleet = self._fleet
         self._flights: dict[str, Flight] = {}
@@ -170,6 +180,8 @@ class Flights:
         self._rolling: asyncio.Task[None] | None = None
         self._ends: deque[float] = deque(maxlen=64)
         self._progress_at = time.monotonic()
+        self._manned_at = time.monotonic()
+        """When there was last any worker, or one on its way."""
         self._down: str | None = None
         self._closing: str | None = None
 
@@ -199,6 +211,25 @@ class Flights:
         if self._rolling is not None:
             await asyncio.wait([self._rolling])
 
+    def join(self, name: str, address: str) -> Post:
+        """See `Fleet.join`."""
+        return self._fleet.join(name, address)
+
+    async def retire(self, post: Post) -> None:
+        """See `Fleet.retire`."""
+        log.info(
+            "worker %s leaves: its %d requests may take %g s more",
+            post.name,
+            len(post.requests),
+            self._drain_s,
+        )
+        await self._fleet.retire(post, self._drain_s)
+
+    @property
+    def plan(self) -> EnginePlan | None:
+        """Of any worker that takes requests."""
+        return next((post.plan for post in self._fleet.posts if post.plan is not None), None)
+
     def refuse_new(self, reason: str) -> None:
         """From now on `submit` answers 503, and no worker is replaced; flights go on."""
         self._closing = reason
@@ -218,7 +249,9 @@ class Flights:
             raise unavailable(self._closing, 1)
         if self._down is not None:
             raise unavailable(f"the worker cannot be started: {self._down}", 10)
-        if len(self._flights) >= (self._most_parts if admitted else self._most):
+        if not self._fleet.posts:
+            raise unavailable(NOBODY, 5)
+        if len(self._flights) >= self._max_running + self._queue(admitted):
             wait_s = self._retry_after_s()
             raise ApiError(
                 429,
@@ -255,6 +288,8 @@ class Flights:
             return self._closing
         if self._down is not None:
             return f"the worker cannot be started: {self._down}"
+        if not self._fleet.posts:
+            return NOBODY
         if not self._fleet.up:
             return "the worker is starting" if len(self._fleet.posts) == 1 else "the workers are starting"
         if not self._fleet.answering:
@@ -269,8 +304,16 @@ class Flights:
         return {post.name: post.state for post in self._fleet.posts}
 
     def room(self) -> None:
-        """Those that are on no worker are sent, with the tokens received."""
+        """Those that are on no worker are sent, with the tokens received. They wait for somebody to join no
+        longer than for a worker to get on."""
+        now = time.monotonic()
+        if self._fleet.posts:
+            self._manned_at = now
         if not self._waiting:
+            return
+        if now > self._manned_at + self._stall_after_s:
+            for flight in list(self._waiting.values()):
+                self._end(flight, unavailable(NOBODY, 5))
             return
         requests, flights = [], {}
         for flight in self._waiting.values():
@@ -392,6 +435,19 @@ class Flights:
         self._metrics.in_flight -= 1
         self._ends.append(time.monotonic())
         return True
+
+    @property
+    def _max_running(self) -> int:
+        """Of all workers."""
+        own = self._settings.max_running
+        return sum(own if post.plan is None else post.plan.max_running for post in self._fleet.posts)
+
+    def _queue(self, admitted: bool) -> int:
+        """How many may wait. By Little's law whoever has q requests before it waits for q / running of the
+        time that one takes."""
+        if self._max_queue is not None:
+            return self._max_queue
+        return MAX_PARTS if admitted else max(MIN_QUEUE, int(WAIT_SHARE * self._max_running))
 
     def _retry_after_s(self) -> int:
         """When those who wait now will have begun, at the rate at which requests ended lately."""

@@ -1,6 +1,7 @@
 """How a worker is kept and reached: the seam between the fleet and whatever runs a worker.
 
-`tenfold.server.supervisor.Supervisor` keeps a process on this machine. The fleet knows no more of a worker
+`tenfold.server.supervisor.Supervisor` keeps a process on this machine, `tenfold.server.joined.JoinedHost` a
+connection to one that was started elsewhere. The fleet knows no more of a worker
 than what is here.
 """
 
@@ -19,8 +20,9 @@ class StartError(Exception):
 class WorkerEvents(Protocol):
     """Who is told of a worker's life. Called in the event loop, in order."""
 
-    def worker_ready(self, plan: EnginePlan) -> None:
-        """A worker, the first or a later one, takes requests; it knows none of the earlier ones."""
+    def worker_ready(self, plan: EnginePlan, warm: bool = False) -> None:
+        """A worker, the first or a later one, takes requests; it knows none of the earlier ones. ``warm``: it
+        may hold pages."""
 
     def worker_message(self, message: Chunks | Pages | Refused) -> None: ...
 

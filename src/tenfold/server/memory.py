@@ -35,7 +35,7 @@ class Wanted:
 def wanted(config: ServeConfig, path: str) -> Wanted:
     """What ``config`` wants for the model at ``path``. Raises CheckpointError for what is no model."""
     return Wanted(
-        config.model_name, weight_bytes(path, config.format) * config.workers, config.kv_memory_bytes or 0
+        config.model_name, weight_bytes(path, config.format) * config.processes, config.kv_memory_bytes or 0
     )
 
 

@@ -14,7 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from tenfold.protocol import LoadSnapshot
-from tenfold.server.fleet_metrics import FleetView, fleet_families
+from tenfold.server.fleet_metrics import FleetView, GateView, fleet_families, gate_families
+from tenfold.server.split import transferred
 
 TTFT_BOUNDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96)
 ITL_BOUNDS = (
@@ -104,12 +105,15 @@ class Metrics(Collector):
         self.loads: dict[str, LoadSnapshot] = {}
         """The latest of each worker, by its name."""
         self.fleet: FleetView | None = None
+        self.gate: GateView | None = None
+        """Where workers of other machines may join."""
         self._earlier_preemptions = 0
         self._earlier_speculation: Counter[str] = Counter()
         self._earlier_idle: Counter[str] = Counter()
         self._earlier_swaps: Counter[str] = Counter()
         self._earlier_constraints: Counter[str] = Counter()
         self._earlier_tier: Counter[str] = Counter()
+        self._earlier_transfers: Counter[str] = Counter()
 
     def worker_gone(self, worker: str) -> None:
         """A worker's own counters end with it."""
@@ -117,6 +121,7 @@ class Metrics(Collector):
             self._earlier_preemptions += load.preemptions
             _add_constraints(load, self._earlier_constraints)
             _add_tier(load, self._earlier_tier)
+            self._earlier_transfers += transferred([load])
             earlier = (self._earlier_speculation, self._earlier_idle, self._earlier_swaps)
             _add_speculation(load, *earlier)
 
@@ -213,7 +218,9 @@ class Metrics(Collector):
         ):
             yield GaugeMetricFamily(f"tenfold_{name}", help, value=value)
         if self.fleet is not None:
-            yield from fleet_families(self.fleet, self.loads)
+            yield from fleet_families(self.fleet, self.loads, self._earlier_transfers)
+        if self.gate is not None:
+            yield from gate_families(self.gate)
         yield self.ttft.family("tenfold_time_to_first_token_seconds", "From the request to its first token")
         yield self.itl.family(
             "tenfold_inter_token_latency_seconds", "From one token to the next of a request"

@@ -20,6 +20,7 @@ from typing import TypeVar, cast
 from tenfold.config import ResolvedPlan, ServeConfig, available_memory, total_memory
 from tenfold.protocol import EnginePlan
 from tenfold.server.chat_setup import choose_chat
+from tenfold.server.door import Door
 from tenfold.server.embeddings import plan_line
 from tenfold.server.errors import ApiError, invalid, unavailable
 from tenfold.server.fields import show
@@ -58,10 +59,14 @@ class Sources:
 class Models:
     """All models of one server. Methods are for the event loop."""
 
-    def __init__(self, sources: Sources, *, alone: bool = True) -> None:
-        """``alone``: there is one model and will be no other; its workers need no more than their numbers."""
+    def __init__(self, sources: Sources, *, alone: bool = True, door: Door | None = None) -> None:
+        """``alone``: there is one model and will be no other; its workers need no more than their numbers.
+        ``door``: workers of other machines may join, for the one model that the server begins with."""
         self._sources = sources
         self._alone = alone
+        self._door = door
+        self._first: Flights | None = None
+        """Of the model that the server begins with, or one of them, as soon as its workers start."""
         self._served: dict[str, ServedModel] = {}
         self._loading: dict[str, asyncio.Task[ServedModel]] = {}
         self._leaving: dict[str, ServedModel] = {}
@@ -118,6 +123,10 @@ class Models:
         """Of each model why its requests make no progress; None: they do, or could."""
         return {name: model.flights.not_ready() for name, model in self._served.items()}
 
+    def before_first(self) -> tuple[str | None, dict[str, str]]:
+        """Until the first model is served: why it is not, and the state of each of its workers by name."""
+        return (None, {}) if self._first is None else (self._first.not_ready(), self._first.workers())
+
     # How they come
 
     def serve(self, model: ServedModel) -> None:
@@ -136,7 +145,10 @@ class Models:
         if len(wants) > 1:
             each = [await _apart(wanted, config, path) for config, path in wants]
             check_together(each, total_memory())
-        opening = [asyncio.ensure_future(self._open(config, path, len(wants))) for config, path in wants]
+        door = self._door if len(wants) == 1 else None
+        opening = [
+            asyncio.ensure_future(self._open(config, path, len(wants), door)) for config, path in wants
+        ]
         try:
             models = await asyncio.gather(*opening)
         except BaseException:
@@ -197,7 +209,9 @@ class Models:
         log.info("%s is served, after %.1f s", name, time.monotonic() - began)
         return model
 
-    async def _open(self, config: ServeConfig, path: str, count: int) -> ServedModel:
+    async def _open(
+        self, config: ServeConfig, path: str, count: int, door: Door | None = None
+    ) -> ServedModel:
         """A model, one of so many that are loaded at once: weights (in its workers) and text (here) at the
         same time."""
         metrics = Metrics()
@@ -210,10 +224,13 @@ class Models:
             routing=config.routing,
             drain_s=config.drain_s,
             prefix="" if self._alone else f"{config.model_name}/",
+            accepts=door is not None,
         )
+        self._first = self._first or flights
         starting: asyncio.Task[EnginePlan] = asyncio.ensure_future(flights.start())
         try:
-            plan, text = await asyncio.gather(starting, _apart(self._sources.load_text, path))
+            opened = () if door is None else (door.open(config, path, flights, metrics),)
+            plan, text, *_ = await asyncio.gather(starting, _apart(self._sources.load_text, path), *opened)
             chat = choose_chat(text, config.tool_format, config.reasoning_format)
         except BaseException as error:
             starting.cancel()

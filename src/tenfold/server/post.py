@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from tenfold.protocol import Chunks, EnginePlan, Pages, Refused
+from tenfold.protocol import Chunks, EnginePlan, Pages, Refused, WorkerRole
 from tenfold.server.host import WorkerHost
 
-Role = Literal["mixed"]
-"""What a worker does: ``mixed``, prefill and decode."""
 State = Literal["starting", "up", "draining", "stuck", "silent", "down"]
 STATES: tuple[State, ...] = ("starting", "up", "draining", "stuck", "silent", "down")
 """``stuck``: it says that it lives, and gets on with nothing. ``down``: starting it again keeps failing."""
@@ -17,7 +15,7 @@ STATES: tuple[State, ...] = ("starting", "up", "draining", "stuck", "silent", "d
 class PostEvents(Protocol):
     """Who is told; as `tenfold.server.host.WorkerEvents`, with the post."""
 
-    def post_ready(self, post: Post, plan: EnginePlan) -> None: ...
+    def post_ready(self, post: Post, plan: EnginePlan, warm: bool) -> None: ...
 
     def post_message(self, post: Post, message: Chunks | Pages | Refused) -> None: ...
 
@@ -31,9 +29,14 @@ class Post:
 
     host: WorkerHost
 
-    def __init__(self, name: str, events: PostEvents, role: Role = "mixed") -> None:
+    def __init__(
+        self, name: str, events: PostEvents, role: WorkerRole = "mixed", address: str | None = None
+    ) -> None:
         self.name = name
         self.role = role
+        self.address = address
+        """Of a worker that joined; the post is there as long as that is. None: of this front's own
+        workers."""
         self._events = events
         self.plan: EnginePlan | None = None
         """Of the worker that takes requests; None between two."""
@@ -69,10 +72,10 @@ class Post:
 
     # What its host says
 
-    def worker_ready(self, plan: EnginePlan) -> None:
+    def worker_ready(self, plan: EnginePlan, warm: bool = False) -> None:
         """See `tenfold.server.host.WorkerEvents`."""
         self.plan, self.down = plan, None
-        self._events.post_ready(self, plan)
+        self._events.post_ready(self, plan, warm)
 
     def worker_message(self, message: Chunks | Pages | Refused) -> None:
         """See `tenfold.server.host.WorkerEvents`."""

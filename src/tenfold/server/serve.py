@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import ipaddress
 import logging
 import signal
@@ -16,6 +15,7 @@ from typing import Any, cast
 import uvicorn
 import uvloop
 
+from tenfold.checkpoint.fingerprint import fingerprint
 from tenfold.checkpoint.locate import locate as locate_model
 from tenfold.config import (
     OptionError,
@@ -30,7 +30,9 @@ from tenfold.server.app import App
 from tenfold.server.asgi import Layer
 from tenfold.server.connection import Connection, Patience
 from tenfold.server.cors import Cors, check_origin
+from tenfold.server.door import Door, Identify, door_of
 from tenfold.server.keys import Keys, RequireKey, load_keys
+from tenfold.server.listening import bind
 from tenfold.server.memory import settle
 from tenfold.server.models import Models, Sources
 from tenfold.server.openapi import document
@@ -38,6 +40,7 @@ from tenfold.server.page import FILES, Page
 from tenfold.server.server_metrics import ServerMetrics
 from tenfold.server.text import Text
 from tenfold.server.tracing import TraceHandler
+from tenfold.server.until_ready import UntilReady
 from tenfold.worker.process import ENGINE_BUILDER
 
 log = logging.getLogger(__name__)
@@ -60,25 +63,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket; the port is taken before anything is loaded. Raises OSError that says what to do."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        # With one argument OSError is its message: no [Errno ...] in front of it.
-        if error.errno == errno.EADDRINUSE:
-            raise OSError(
-                f"port {port} of {host} is in use; choose another with --port (0: any free one)"
-            ) from None
-        reason = error.strerror or str(error)
-        raise OSError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from None
-    return sock
-
-
 def serve(
     config: ServeConfig,
     path: str,
@@ -88,6 +72,7 @@ def serve(
     *,
     others: Sequence[tuple[ServeConfig, str]] = (),
     locate: Callable[[str], str] = lambda model: str(locate_model(model)),
+    identify: Identify = fingerprint,
 ) -> None:
     """Serves the model at ``path`` until SIGINT or SIGTERM. SIGHUP replaces the workers one after another.
 
@@ -97,8 +82,8 @@ def serve(
 
     Then it accepts nothing more, lets running requests go on for ``config.drain_s`` (a second signal cuts
     that short), and returns. Raises StartError (also later, when the supervision of the worker fails),
-    OSError, OptionError for keys, origins, a disk folder or a size that cannot be, or what ``load_text``
-    raises.
+    OSError, OptionError for keys, origins, a disk folder, a secret, an address or a size that cannot be, or
+    what ``load_text`` raises. ``identify`` tells a model's files from others', for workers that join.
     """
     traces = None if config.otlp_endpoint is None else TraceHandler(config.otlp_endpoint)
     keys = None if config.api_key_file is None else load_keys(config.api_key_file)
@@ -113,6 +98,7 @@ def serve(
         check_origin(origin)
     check_kv_memory(config.kv_memory_bytes, total_memory())
     check_kv_disk(config.kv_disk)
+    door = door_of(config, identify)
     sock = bind(config.host, config.port)
     with sock:
         if keys is None and not _is_loopback(sock):
@@ -122,7 +108,7 @@ def serve(
             )
         with _told(traces):
             sources = Sources(locate, load_text, builder)
-            uvloop.run(_serve([(config, path), *others], sources, on_ready, sock, keys, admins))
+            uvloop.run(_serve([(config, path), *others], sources, on_ready, sock, keys, admins, door))
 
 
 @contextlib.contextmanager
@@ -145,7 +131,7 @@ def _is_loopback(sock: socket.socket) -> bool:
 
 
 def _layers(
-    config: ServeConfig, app: App, keys: Keys | None, admins: Keys | None, metrics: ServerMetrics
+    config: ServeConfig, app: Layer, keys: Keys | None, admins: Keys | None, metrics: ServerMetrics
 ) -> Layer:
     """The application with what stands around it, outermost last."""
     layer: Layer = Page(app)
@@ -162,54 +148,76 @@ async def _serve(
     sock: socket.socket,
     keys: Keys | None,
     admins: Keys | None,
+    door: Door | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     config = wanted[0][0]
-    models = Models(sources, alone=len(wanted) == 1 and admins is None)
+    models = Models(sources, alone=len(wanted) == 1 and admins is None, door=door)
     metrics = ServerMetrics(lambda: [(model.name, model.metrics) for model in models.all])
+    until_ready = UntilReady(models)
+    server = _Server(
+        uvicorn.Config(
+            cast(Any, _layers(config, until_ready, keys, admins, metrics)),
+            loop="none",
+            http=cast(Any, partial(Connection, patience=Patience(config.arrive_s, config.unread_s))),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(config.drain_s) + 2,
+        )
+    )
+    serving: asyncio.Task[None] | None = None
     stop_asked = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop_asked.set)
     loop.add_signal_handler(signal.SIGHUP, models.roll)
     try:
+        if not config.workers:
+            # Nobody knows when the first will join: until then, requests are told so.
+            serving = await _listen(server, sock)
+            log.info("listening on %s; waiting for a worker to join at %s", _url(sock), config.accept_workers)
         if not await _start(models, wanted, stop_asked):
             return
-        app = App(
+        until_ready.app = App(
             models,
             metrics,
             max_body_bytes=config.max_body_bytes,
             admin=None if admins is None else Admin(models, config),
             documents={"/openapi.json": lambda: _document(models, keys is not None, admins is not None)},
         )
-        server = _Server(
-            uvicorn.Config(
-                cast(Any, _layers(config, app, keys, admins, metrics)),
-                loop="none",
-                http=cast(Any, partial(Connection, patience=Patience(config.arrive_s, config.unread_s))),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=int(config.drain_s) + 2,
-            )
-        )
-        serving = asyncio.create_task(server.serve(sockets=[sock]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.001)
+        if serving is None:
+            serving = await _listen(server, sock)
         settle()
         if server.started:
-            host, port = sock.getsockname()[:2]
-            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            on_ready(ServerPlan(tuple(model.resolved for model in models.all)), url)
+            on_ready(ServerPlan(tuple(model.resolved for model in models.all)), _url(sock))
         ends = [asyncio.create_task(stop_asked.wait()), asyncio.create_task(models.failed()), serving]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends[:2]:
             task.cancel()
         await _drain(models, server, serving, stop_asked, config.drain_s)
     finally:
+        if door is not None:
+            door.close()
         await models.stop()
+        if serving is not None and not serving.done():  # stopped while nobody had joined, or failed
+            server.should_exit = True
+            await serving
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _listen(server: _Server, sock: socket.socket) -> asyncio.Task[None]:
+    """Begins to answer."""
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.001)
+    return serving
 
 
 def _document(models: Models, keys: bool, admin: bool) -> bytes:

@@ -82,7 +82,7 @@ class ServedModel:
         """Memory of all its workers, once their KV caches are full."""
         plan = self.plan
         each = sum(plan.format_bytes.values()) + plan.kv_pages * plan.page_bytes
-        return each * self.resolved.config.workers
+        return each * self.resolved.config.processes
 
     def __str__(self) -> str:
         return f"{self.name} ({format_bytes(self.wanted_bytes)})"

@@ -25,6 +25,8 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     kv_used_bytes: int
     """KV memory that running requests need; what is only cached does not count."""
     kv_total_bytes: int
+    address: str | None = None
+    """Of a worker that joined from elsewhere; None: it is the server's own."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,14 +110,20 @@ class StatsSource:
         )
 
     def _workers(self) -> list[WorkerStats]:
-        return [_worker(name, load, self._plan.page_bytes) for name, load in self._metrics.loads.items()]
+        fleet = self._metrics.fleet
+        addresses = {} if fleet is None else {post.name: post.address for post in fleet.posts}
+        return [
+            _worker(name, load, self._plan.page_bytes, addresses.get(name))
+            for name, load in self._metrics.loads.items()
+        ]
 
 
-def _worker(name: str, load: LoadSnapshot, page_bytes: int) -> WorkerStats:
+def _worker(name: str, load: LoadSnapshot, page_bytes: int, address: str | None) -> WorkerStats:
     return WorkerStats(
         name=name,
         running=load.running,
         waiting=load.waiting,
         kv_used_bytes=(load.pages_total - load.pages_free) * page_bytes,
         kv_total_bytes=load.pages_total * page_bytes,
+        address=address,
     )

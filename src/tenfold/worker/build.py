@@ -24,10 +24,14 @@ from tenfold.graph.graph import Graph
 from tenfold.kv.disk import DiskTier, default_disk_bytes, least_disk_bytes
 from tenfold.kv.identity import page_identity
 from tenfold.kv.imports import Transfer
+from tenfold.kv.news import PageNews
+from tenfold.kv.wire_news import WireNews
 from tenfold.models.registry import build_graph
 from tenfold.protocol import EngineSettings
 from tenfold.speculate.base import Speculator
 from tenfold.speculate.build import SpeculationSettings, build_speculator, drafter_taps
+from tenfold.worker.kv_events import KVEventPublisher
+from tenfold.worker.secret import load_secret
 
 MIN_LOGIT_ROWS = 128
 """Rows with logits that a step may have, at least: room for drafts beside the sequences that run. Each takes
@@ -148,9 +152,27 @@ def build_target(
         if settings.transfer:
             pages = max(info.kv_pages // EXPORT_SHARE, info.max_context // PAGE_ROWS + 2)
             most_bytes = pages * info.page_bytes
-            transfer = Transfer.on_this_machine(identity, info.page_bytes, most_bytes)
-    engine = Engine(program, config, made, matchers, disk=disk, transfer=transfer, routed=settings.routed)
+            transfer = open_transfer(settings, identity, info.page_bytes, most_bytes)
+            if settings.role == "prefill":
+                transfer.exports.prepare(info.max_context // PAGE_ROWS)
+    news: PageNews | None = None
+    if settings.kv_events is not None:
+        news = WireNews(KVEventPublisher(settings.kv_events, settings.kv_events_replay, settings.rank))
+    elif settings.page_tokens:
+        news = PageNews(tokens=True)
+    engine = Engine(
+        program, config, made, matchers, disk=disk, transfer=transfer, routed=settings.routed, news=news
+    )
     return Target(engine, program, graph, tapped, made)
+
+
+def open_transfer(settings: EngineSettings, identity: str, page_bytes: int, most_bytes: int) -> Transfer:
+    """How pages go to other workers and come from them. Raises ValueError, OSError."""
+    host = settings.transfer_address
+    if host is None:
+        return Transfer.on_this_machine(identity, page_bytes, most_bytes)
+    secret = load_secret(settings.transfer_secret or "")
+    return Transfer.over_tcp(identity, page_bytes, most_bytes, secret, host)
 
 
 def open_tier(settings: EngineSettings, info: ProgramInfo, identity: str) -> DiskTier:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import select
 import socket
 import time
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from tenfold.protocol import FrontMessage, WorkerMessage
+from tenfold.protocol import FromWorker, FrontMessage, ToWorker
 
 T = TypeVar("T")
 
@@ -17,7 +18,7 @@ MAX_FRAME_BYTES = 256 << 20
 """A longer frame means that the peer is broken."""
 
 
-def frame(message: FrontMessage | WorkerMessage) -> bytes:
+def frame(message: ToWorker | FromWorker) -> bytes:
     """The bytes of one message."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(4, "little") + body
@@ -51,19 +52,34 @@ class FrameReader(Generic[T]):
         return messages
 
 
-class Channel:
-    """The worker's end: blocking sends, and reads that wait or do not. Owns the socket."""
+class Reader(Protocol):
+    """Makes messages of a byte stream."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def feed(self, data: bytes) -> list[FrontMessage]: ...
+
+
+class Channel:
+    """The worker's end: blocking sends, and reads that wait or do not. Owns the socket.
+
+    ``reader`` and ``pack`` make messages of bytes and bytes of messages; None: as in this file.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        reader: Reader | None = None,
+        pack: Callable[[FromWorker], bytes] = frame,
+    ) -> None:
         self._socket = sock
-        self._reader = FrameReader(msgspec.msgpack.Decoder(FrontMessage))
+        self._reader = reader or FrameReader(msgspec.msgpack.Decoder(FrontMessage))
+        self._pack = pack
         sock.setblocking(True)
 
-    def send(self, message: WorkerMessage) -> None:
+    def send(self, message: FromWorker) -> None:
         """Waits while the front is behind: that is the back-pressure. Raises EOFError when it is gone."""
         try:
-            self._socket.sendall(frame(message))
-        except (BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(self._pack(message))
+        except (ConnectionError, TimeoutError):
             raise EOFError("the front closed the connection") from None
 
     def poll(self) -> list[FrontMessage]:
@@ -90,7 +106,7 @@ class Channel:
                 data = self._socket.recv(1 << 18, flags)
             except BlockingIOError:
                 return messages
-            except ConnectionResetError:
+            except (ConnectionError, TimeoutError):
                 data = b""
             if not data:
                 raise EOFError("the front closed the connection")

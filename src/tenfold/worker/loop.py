@@ -10,6 +10,7 @@ from tenfold.protocol import (
     Abort,
     Chunk,
     Chunks,
+    Fetch,
     FrontMessage,
     Generate,
     KVEvents,
@@ -21,6 +22,7 @@ from tenfold.protocol import (
     Resync,
     Shutdown,
     StepTime,
+    TurnedAway,
 )
 from tenfold.worker.framing import Channel
 
@@ -33,6 +35,10 @@ HEARTBEAT_S = 1.0
 CHUNK_INTERVAL_S = 0.016
 """Tokens of steps that are quicker than this (a frame of a 60 Hz screen) travel together: each message wakes
 the front, which shares the machine's cores with the engine. First and last tokens of a request never wait."""
+
+
+class JoinRefused(Exception):
+    """The front does not want this worker, for a reason that trying again does not mend."""
 
 
 class EngineLike(Protocol):
@@ -71,6 +77,10 @@ class ServedEngine(EngineLike, Protocol):
         """Of some of the steps since the last call."""
         ...
 
+    def fetch(self, fetch: Fetch) -> None:
+        """See `tenfold.protocol.Fetch`."""
+        ...
+
 
 class WorkerLoop:
     """Drives one engine from one channel, in one thread.
@@ -86,9 +96,12 @@ class WorkerLoop:
         self._load_due = 0.0
         self._held: list[Chunk] = []
         self._sent_at = 0.0
+        self._here: set[str] = set()
+        """Requests that came by this channel and have not ended."""
 
     def run(self) -> None:
-        """Returns after Shutdown. Raises EOFError when the front is gone."""
+        """Returns after Shutdown. Raises EOFError when the front is gone, JoinRefused when it wants no more
+        of this worker."""
         engine, channel = self._engine, self._channel
         while True:
             for message in channel.poll() if engine.has_work else self._rest():
@@ -97,6 +110,11 @@ class WorkerLoop:
                 self._handle(message)
             if engine.has_work:
                 self._publish(engine.step())
+
+    def abandon(self) -> None:
+        """The front is gone: nobody wants what its requests had to come."""
+        for id in self._here:
+            self._engine.abort(id)
 
     def _rest(self) -> list[FrontMessage]:
         self._engine.check_integrity()
@@ -112,20 +130,29 @@ class WorkerLoop:
                 self._channel.send(Chunks(chunks=(Chunk(id=message.request.id),)))
             try:
                 self._engine.add(message.request)
+                self._here.add(message.request.id)
             except RequestError as error:
                 self._channel.send(Refused(id=message.request.id, error=str(error), field=error.field))
         elif isinstance(message, Abort):
             self._engine.abort(message.id, message.keep)
+        elif isinstance(message, Fetch):
+            self._engine.fetch(message)
         elif isinstance(message, Resync):
             self._send_all(time.monotonic(), loaded=False)
             self._channel.send(Pages(snapshot=self._engine.kv_snapshot()))
+        elif isinstance(message, TurnedAway):
+            raise JoinRefused(message.reason)
         else:
             raise RuntimeError(f"unexpected message {type(message).__name__} in a running worker")
 
     def _publish(self, chunks: list[Chunk]) -> None:
         now = time.monotonic()
         self._held += chunks
-        urgent = any(chunk.finish is not None or chunk.cached_tokens is not None for chunk in chunks)
+        self._here.difference_update(chunk.id for chunk in chunks if chunk.finish is not None)
+        urgent = any(
+            chunk.finish is not None or chunk.cached_tokens is not None or chunk.handoff is not None
+            for chunk in chunks
+        )
         if not urgent and now < self._sent_at + CHUNK_INTERVAL_S:
             return
         loaded = now >= self._load_due

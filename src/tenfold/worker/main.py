@@ -61,6 +61,7 @@ def plan_of(settings: EngineSettings, info: Any, load_ms: float, kv_disk_bytes: 
         max_running=settings.max_running,
         load_ms=load_ms,
         kv_disk_bytes=kv_disk_bytes,
+        role=settings.role,
         state_width=info.state_width,
     )
 

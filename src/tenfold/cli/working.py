@@ -1,0 +1,140 @@
+"""`tenfold worker`: an engine for a front on another machine, Tenfold's own or a cluster's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from msgspec.structs import replace
+
+from tenfold.cli.options import config_of, engine_options, size, speculation_options
+from tenfold.cluster.options import ROLES
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--join",
+    metavar="HOST:PORT",
+    help="The front to work for: what its `tenfold serve --accept-workers` was given.",
+)
+@click.option(
+    "--secret-file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="The secret that front and workers share: one line of 32 or more characters, readable by its owner "
+    "alone.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="With --join, what the front calls this worker; default: this machine's name. With --cluster, the "
+    "model's name in the API; default: MODEL without its folder.",
+)
+@click.option(
+    "--cluster",
+    type=click.Choice(("dynamo",)),
+    help="Work in a cluster of NVIDIA Dynamo instead, as `tenfold cluster up` prints it.",
+)
+@click.option(
+    "--role", type=click.Choice(ROLES), help="In the cluster; mixed (the default) does all of a request."
+)
+@click.option("--namespace", help="Of the cluster. Default: tenfold.")
+@click.option("--etcd", metavar="URL", help="By which the cluster finds itself.")
+@click.option("--discovery", metavar="DIR", help="The same, on one machine without etcd.")
+@click.option("--events", metavar="HOST:PORT:PORT", help="The cluster's event broker.")
+@click.option("--address", help="Of this machine in the cluster's network. Default: 127.0.0.1.")
+@engine_options
+@speculation_options
+@click.option(
+    "--kv-disk", metavar="DIR", help="Keep KV pages in this folder too; see `tenfold serve --help`."
+)
+@click.option(
+    "--kv-disk-size",
+    "kv_disk_bytes",
+    type=size,
+    metavar="SIZE",
+    help="Most that all files there may take, like 20GiB.",
+)
+@click.option(
+    "--kv-events",
+    metavar="tcp://HOST:PORT",
+    help="Tell other routers of KV pages here, as vLLM does.",
+)
+@click.option(
+    "--kv-events-replay", metavar="tcp://HOST:PORT", help="Where they ask for events that they missed."
+)
+def worker(
+    model: str,
+    join: str | None,
+    secret_file: str | None,
+    name: str | None,
+    cluster: str | None,
+    role: str | None,
+    namespace: str | None,
+    etcd: str | None,
+    discovery: str | None,
+    events: str | None,
+    address: str | None,
+    **options: Any,
+) -> None:
+    """Run one engine with MODEL for a front on another machine.
+
+    \b
+    Examples:
+      openssl rand -hex 32 > secret; chmod 600 secret      (and copy it to both machines)
+      tenfold serve smollm2 --accept-workers 10.0.0.1:7001 --secret-file secret     (there)
+      tenfold worker smollm2 --join 10.0.0.1:7001 --secret-file secret              (here)
+      tenfold worker smollm2 --cluster dynamo --etcd http://10.0.0.1:2379 --address 10.0.0.2
+
+    The front must have the same model file, number formats and Tenfold. A front that is away is tried
+    again and again. Ctrl-C or SIGTERM: requests here may end, or go on elsewhere; then this ends. What the
+    two say is authenticated and not encrypted: use a network of your own, or a tunnel. In a cluster nothing
+    is authenticated: docs/cluster.md.
+    """
+    if cluster is not None:
+        joining = {"--join": join}
+        for field in ("kv_events", "kv_events_replay"):
+            joining[f"--{field.replace('_', '-')}"] = options.pop(field)
+        _none_of(joining, "is for --join, and does nothing with --cluster")
+        from tenfold.cli.clustering import dynamo_worker
+
+        config = config_of(model, {**options, "served_name": name})
+        dynamo_worker(
+            config,
+            role=role or "mixed",
+            namespace=namespace or "tenfold",
+            etcd=etcd or "",
+            discovery=discovery or "",
+            events=events or "",
+            address=address or "127.0.0.1",
+            secret_file=secret_file,
+        )
+        return
+    places = {"--etcd": etcd, "--discovery": discovery, "--events": events, "--address": address}
+    _none_of({"--role": role, "--namespace": namespace, **places}, "needs --cluster")
+    if join is None:
+        raise click.UsageError("say whom to work for, with --join HOST:PORT")
+    if secret_file is None:
+        raise click.UsageError("--join needs --secret-file FILE, with the secret that the front has too")
+    config = config_of(model, options)
+    import logging
+    import sys
+
+    from tenfold.checkpoint.locate import locate
+    from tenfold.worker.join import Joining, work
+    from tenfold.worker.loop import JoinRefused
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s worker: %(message)s")
+    settings = replace(config.engine_settings(str(locate(model))), routed=True)
+    try:
+        work(settings, Joining.of(join, secret_file, name))
+    except JoinRefused as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _none_of(options: dict[str, str | None], why: str) -> None:
+    """Raises UsageError for the first option that was given."""
+    for name, value in options.items():
+        if value is not None:
+            raise click.UsageError(f"{name} {why}")

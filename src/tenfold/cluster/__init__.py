@@ -1,0 +1,1 @@
+"""The same worker behind a cluster runtime: NVIDIA Dynamo."""

@@ -1,0 +1,38 @@
+"""`tenfold worker --cluster dynamo`: one worker of a cluster whose front is elsewhere."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from tenfold.cluster.children import command
+from tenfold.cluster.model_folder import write_model_folder
+from tenfold.cluster.options import WorkerOptions
+from tenfold.cluster.ports import bracketed, free_ports
+from tenfold.cluster.processes import Kept, keep
+from tenfold.cluster.runtime import Runtime, check_version, worker_environment
+from tenfold.protocol import EngineSettings
+
+
+def keep_worker(settings: EngineSettings, served_name: str, role: str, runtime: Runtime) -> None:
+    """Keeps one worker until SIGINT or SIGTERM. Raises ValueError for what cannot be, OSError for an address
+    that is not this machine's."""
+    check_version()
+    with tempfile.TemporaryDirectory(prefix="tenfold-worker-") as place:
+        folder = str(Path(place) / "model")
+        options = WorkerOptions(
+            settings=settings,
+            served_name=served_name,
+            folder=folder,
+            hole=write_model_folder(Path(settings.model), Path(folder)),
+            namespace=runtime.namespace,
+            role=role,
+            discovery=runtime.discovery,
+            registry=runtime.folder,
+        )
+        (port,) = free_ports(runtime.address, 1)
+        run = command("worker", msgspec.json.encode(options).decode())
+        probe = f"http://{bracketed(runtime.address)}:{port}/"
+        keep([Kept("the worker", run, worker_environment(runtime, port), probe=probe)])

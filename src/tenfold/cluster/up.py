@@ -1,0 +1,165 @@
+"""A whole cluster on one machine, to which workers of further machines can be added."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import shutil
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from tenfold.cluster.children import command
+from tenfold.cluster.model_folder import write_model_folder
+from tenfold.cluster.options import WorkerOptions
+from tenfold.cluster.ports import bracketed, free_or, free_ports
+from tenfold.cluster.processes import Kept, keep
+from tenfold.cluster.runtime import (
+    Runtime,
+    check_version,
+    front_arguments,
+    front_environment,
+    worker_environment,
+)
+from tenfold.protocol import EngineSettings
+
+log = logging.getLogger(__name__)
+
+EVENT_PORTS = (20_250, 20_251)
+"""Of the broker: where events come in, and where they go out."""
+ETCD_PORTS = (2379, 2380)
+"""etcd's own."""
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What `tenfold cluster up` is told."""
+
+    settings: EngineSettings
+    served_name: str
+    model: str
+    """As it was given: for the command that is shown for further machines."""
+    roles: tuple[str, ...]
+    """Of the workers, one each."""
+    folder: Path
+    """For the model's text side, for logs and for file discovery."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    address: str = "127.0.0.1"
+    namespace: str = "tenfold"
+    etcd: bool = False
+    builder: str | None = None
+
+
+class Cluster:
+    """Its processes: etcd, the event broker, the front, the workers. Owns them."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        """Raises ValueError for what cannot be: Dynamo is missing, the model cannot be served so."""
+        check_version()
+        self.config = config
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
+        self.url = f"http://{bracketed(host)}:{config.port}"
+        folder = config.folder
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        store = folder / "discovery"
+        store.mkdir(exist_ok=True)
+        subscribe, publish = free_or(config.address, list(EVENT_PORTS))
+        client, peer = free_or(config.address, list(ETCD_PORTS))
+        self.runtime = Runtime(
+            namespace=config.namespace,
+            discovery="etcd" if config.etcd else "file",
+            folder=str(store),
+            etcd=f"http://{bracketed(config.address)}:{client}" if config.etcd else "",
+            address=config.address,
+            events=f"{bracketed(config.address)}:{subscribe}:{publish}",
+        )
+        self.processes: list[Kept] = []
+        if config.etcd:
+            self._add("etcd", etcd_command(folder / "etcd", config.address, client, peer), {})
+        self._add("events", command("broker", self.runtime.events), {})
+        front = command("front", *front_arguments(self.runtime, config.host, config.port))
+        self._add("front", front, front_environment(self.runtime), f"{self.url}/live")
+        hole = write_model_folder(Path(config.settings.model), folder / "model")
+        for number, role in enumerate(config.roles):
+            options = WorkerOptions(
+                settings=config.settings,
+                served_name=config.served_name,
+                folder=str(folder / "model"),
+                hole=hole,
+                namespace=config.namespace,
+                role=role,
+                discovery=self.runtime.discovery,
+                registry="" if config.etcd else str(store),
+                **({} if config.builder is None else {"builder": config.builder}),
+            )
+            (port,) = free_ports(config.address, 1)
+            encoded = msgspec.json.encode(options).decode()
+            variables = worker_environment(self.runtime, port)
+            probe = f"http://{bracketed(config.address)}:{port}/"
+            self._add(f"worker-{number}", command("worker", encoded), variables, probe)
+
+    def run(self, ready: Callable[[float], None]) -> None:
+        """Starts all and watches until SIGINT or SIGTERM; ``ready`` is called when the first requests are
+        welcome, with the seconds that took. Then ends all."""
+        began = asked_at = time.monotonic()
+        told = False
+
+        def look() -> None:
+            nonlocal asked_at, told
+            now = time.monotonic()
+            if not told and now > asked_at + 0.25:
+                asked_at = now
+                if told := self.workers_up() >= len(self.config.roles):
+                    ready(now - began)
+
+        keep(self.processes, look)
+
+    def workers_up(self) -> int:
+        """Workers that the front sends requests to."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                instances = json.load(answer).get("instances", [])
+            with urllib.request.urlopen(f"{self.url}/v1/models", timeout=5) as answer:
+                served = json.load(answer)["data"]
+        except (OSError, ValueError):
+            return 0
+        return sum(each.get("endpoint") == "generate" for each in instances) if served else 0
+
+    def further(self) -> str | None:
+        """What to run on further machines; None: no worker of another machine could find this cluster."""
+        if not self.config.etcd or self.config.address.startswith("127."):
+            return None
+        return shlex.join(
+            [
+                *("tenfold", "worker", self.config.model, "--cluster", "dynamo"),
+                *("--name", self.config.served_name, "--namespace", self.config.namespace),
+                *("--etcd", self.runtime.etcd, "--events", self.runtime.events),
+                *("--address", "ITS-OWN-ADDRESS"),
+            ]
+        )
+
+    def _add(
+        self, name: str, command: list[str], variables: dict[str, str], probe: str | None = None
+    ) -> None:
+        output = self.config.folder / "logs" / f"{name}.log"
+        self.processes.append(Kept(name, command, variables, output, probe))
+
+
+def etcd_command(folder: Path, address: str, client: int, peer: int) -> list[str]:
+    """An etcd of one node. Raises ValueError where there is no etcd."""
+    program = shutil.which("etcd")
+    if program is None:
+        raise ValueError("etcd is not installed: apt-get install etcd-server, or leave out --etcd")
+    host = bracketed(address)
+    return [
+        *(program, "--name", "tenfold", "--data-dir", str(folder)),
+        *("--listen-client-urls", f"http://{host}:{client}"),
+        *("--advertise-client-urls", f"http://{host}:{client}"),
+        *("--listen-peer-urls", f"http://{host}:{peer}"),
+        *("--initial-advertise-peer-urls", f"http://{host}:{peer}"),
+        *("--initial-cluster", f"tenfold=http://{host}:{peer}"),
+    ]

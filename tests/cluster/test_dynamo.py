@@ -1,0 +1,262 @@
+"""Tenfold's workers under NVIDIA Dynamo: a front, two workers, no other server, and what befalls them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tenfold.bench.server import Server
+from tenfold.cluster.runtime import DynamoMissing, check_version
+from tests.helpers.cluster import NAME, ClusterProcess, running_cluster, write_ascii_model
+from tests.helpers.server_process import wait_for
+
+try:
+    check_version()
+    missing = ""
+except DynamoMissing as error:
+    missing = str(error)
+if importlib.util.find_spec("tenfold._native") is None:
+    missing = "the core is not built"
+pytestmark = pytest.mark.skipif(bool(missing), reason=missing)
+
+LONGEST_GAP_S = 20.0
+"""Far above what it takes (5 s where nothing else runs): the machine may be busy."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_ascii_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Server]:
+    """`tenfold serve` on one machine: what all answers are held against."""
+    with Server(str(model), "--name", NAME, "--threads", "1", "--kv-memory", "64MiB") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
+    with running_cluster(tmp_path_factory.mktemp("cluster"), model) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(whole: ClusterProcess) -> ClusterProcess:
+    """With both workers there, whatever the test before did."""
+    whole.wait_for_workers(2)
+    return whole
+
+
+def body(number: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "model": NAME,
+        "messages": [{"role": "user", "content": f"Tell me of road number {number}. " * (1 + number)}],
+        "max_tokens": 24,
+        "seed": number,
+        **fields,
+    }
+
+
+def answer(url: str, body: dict[str, Any]) -> tuple[Any, ...]:
+    """Text, end, and tokens of prompt and answer."""
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+    assert response.status_code == 200, response.text
+    got = response.json()
+    choice, usage = got["choices"][0], got["usage"]
+    text = choice["message"]["content"]
+    return text, choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"]
+
+
+class Streamed:
+    """An answer as it came."""
+
+    def __init__(self, url: str, body: dict[str, Any]) -> None:
+        self.text, self.finish, self.gap_s = "", None, 0.0
+        usage: dict[str, int] = {}
+        last = time.monotonic()
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=asked, timeout=120) as response:
+            assert response.status_code == 200, response.read()
+            for line in response.iter_lines():
+                assert not line.startswith(("event:", ":")), line
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                usage = event.get("usage") or usage
+                for choice in event["choices"]:
+                    self.finish = choice.get("finish_reason") or self.finish
+                    if text := choice["delta"].get("content"):
+                        self.text += text
+                        now = time.monotonic()
+                        self.gap_s, last = max(self.gap_s, now - last), now
+        self.all = (self.text, self.finish, usage["prompt_tokens"], usage["completion_tokens"])
+
+
+LONG = {"max_tokens": 200, "ignore_eos": True}
+
+
+def over_a_fault(cluster: ClusterProcess, server: Server, fault: Any, **fields: Any) -> None:
+    """Six streams over both workers, ``fault`` in the middle: all texts are as on one machine."""
+    bodies = [body(number, **LONG, **fields) for number in range(6)]
+    expected = [answer(server.url, each) for each in bodies]
+    with ThreadPoolExecutor(6) as pool:
+        streams = [pool.submit(Streamed, cluster.url, each) for each in bodies]
+        time.sleep(1.5)
+        fault()
+        got = [stream.result() for stream in streams]
+    assert [each.all for each in got] == expected, cluster.logs()
+    assert max(each.gap_s for each in got) < LONGEST_GAP_S
+
+
+def test_answers_are_those_of_one_machine(cluster: ClusterProcess, server: Server) -> None:
+    """Promise: the same request with the same seed gives the same text and the same usage as `tenfold serve`,
+    with all that is sampled by and with constraints."""
+    for fields in (
+        {},
+        {"temperature": 0},
+        {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.25},
+        {"stop": ["e", "qu"]},
+        {"ignore_eos": True},
+        {"response_format": {"type": "json_object"}},
+    ):
+        for number in (3, 2**40):
+            asked = {**body(3, **fields), "seed": number}
+            assert answer(cluster.url, asked) == answer(server.url, asked), fields
+
+
+def test_log_probabilities(cluster: ClusterProcess, server: Server) -> None:
+    """Promise: log-probabilities, and the most likely tokens, are those of one machine. (Dynamo's front adds
+    the drawn token to the list where it is not among them.)"""
+    asked = body(5, logprobs=True, top_logprobs=3)
+    found = []
+    for url in (cluster.url, server.url):
+        response = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=60).json()
+        content = response["choices"][0]["logprobs"]["content"]
+        found.append(
+            [
+                [(each["token"], np.float32(each["logprob"])) for each in (one, *one["top_logprobs"][:3])]
+                for one in content
+            ]
+        )
+    assert found[0] == found[1] and len(found[0]) == 24
+
+
+@pytest.mark.parametrize("field", ["n", "best_of", "min_tokens"])
+def test_what_cannot_be_done_is_refused_by_name(cluster: ClusterProcess, field: str) -> None:
+    """Promise: a field that the engine does not have is an error that names it, and no answer without it."""
+    asked = {"model": NAME, "prompt": "Once", "max_tokens": 3, field: 2}
+    response = httpx.post(f"{cluster.url}/v1/completions", json=asked, timeout=60)
+    assert response.status_code == 400 and field in response.text
+
+
+def test_prompts_find_their_pages(cluster: ClusterProcess) -> None:
+    """Promise: pages are told to Dynamo's router: a prompt goes where its beginning is, and the usage says
+    how much of it was cached."""
+    cached = []
+    for number in range(6):
+        text = f"tenant {number % 3} " + "of the long road " * 20
+        asked = {"model": NAME, "prompt": text, "max_tokens": 2, "seed": 1}
+        usage = httpx.post(f"{cluster.url}/v1/completions", json=asked, timeout=60).json()["usage"]
+        cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+        time.sleep(0.5)  # news of pages take their way
+    assert min(cached[3:]) > 200, (cached, cluster.logs())
+
+
+def test_a_client_that_is_gone(cluster: ClusterProcess) -> None:
+    """Promise: its request is given up: the engines fall idle long before they would have been done."""
+    asked = {**body(1, max_tokens=800, ignore_eos=True), "stream": True}
+    with httpx.stream("POST", f"{cluster.url}/v1/chat/completions", json=asked, timeout=60) as response:
+        next(response.iter_lines())
+    engines = [cluster.engine_of(worker) for worker in cluster.pids("worker")]
+
+    def busy() -> float:
+        return sum(
+            float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11]) for pid in engines
+        )
+
+    def idle() -> bool:
+        before = busy()
+        time.sleep(1)
+        return busy() - before <= 2
+
+    wait_for(idle, 10)
+
+
+def test_a_worker_is_killed(cluster: ClusterProcess, server: Server) -> None:
+    """Promise: its streams go on at the other with the texts that they would have had, penalties and usage
+    included; a new one comes."""
+    victim = cluster.pids("worker")[0]
+    fields = {"presence_penalty": 0.7, "frequency_penalty": 0.3}
+    over_a_fault(cluster, server, lambda: os.kill(victim, signal.SIGKILL), **fields)
+    wait_for(lambda: len(cluster.pids("worker")) == 2 and victim not in cluster.pids("worker"), 30)
+
+
+def test_an_engine_is_killed(cluster: ClusterProcess, server: Server) -> None:
+    """Promise: without its engine a worker leaves, and its streams go on elsewhere."""
+    victim = cluster.pids("worker")[0]
+    over_a_fault(cluster, server, lambda: os.kill(cluster.engine_of(victim), signal.SIGKILL))
+    wait_for(lambda: victim not in cluster.pids("worker"), 30)
+
+
+def test_a_worker_is_told_to_end(cluster: ClusterProcess, server: Server) -> None:
+    """Promise: it takes its leave, and nothing is lost."""
+    victim = cluster.pids("worker")[0]
+    over_a_fault(cluster, server, lambda: os.kill(victim, signal.SIGTERM))
+    wait_for(lambda: victim not in cluster.pids("worker"), 30)
+
+
+def test_a_worker_hangs(cluster: ClusterProcess, server: Server) -> None:
+    """Promise: streams of a worker that stands still go on at the other after a few seconds."""
+    victim = cluster.pids("worker")[0]
+    try:
+        over_a_fault(cluster, server, lambda: os.kill(victim, signal.SIGSTOP))
+    finally:
+        os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: victim not in cluster.pids("worker"), 30)
+
+
+def test_the_front_is_killed(cluster: ClusterProcess, server: Server) -> None:
+    """Promise: a new one comes, and answers as the old one did. (Streams end with their front: their clients
+    must ask again.)"""
+    (victim,) = cluster.pids("front")
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: victim not in cluster.pids("front"), 30)
+    cluster.wait_for_workers(2)
+    assert answer(cluster.url, body(4)) == answer(server.url, body(4))
+
+
+def test_prefill_and_decode(model: Path, server: Server, tmp_path: Path) -> None:
+    """Promise: with prompts computed by one worker and answers by another the texts are those of one machine,
+    under constraints, for prompts of less than a page and for one that takes longer than a silent stream may;
+    pages do go from one to the other; and a prefill worker that is killed comes back."""
+    with running_cluster(tmp_path, model, ("prefill", "decode")) as cluster:
+        cluster.wait_for_workers(2)
+        asked = [body(0), body(5), body(7, temperature=0), body(3, response_format={"type": "json_object"})]
+        long = {**body(9), "messages": [{"role": "user", "content": "the long road " * 1200}]}
+        for each in (*asked, long):
+            assert answer(cluster.url, each) == answer(server.url, each), cluster.logs()
+        answered = httpx.post(f"{cluster.url}/v1/chat/completions", json=body(11), timeout=60).json()
+        details = answered["usage"]["prompt_tokens_details"]
+        assert details["cached_tokens"] > 100, details
+        victim = cluster.pids("worker")[0]
+        os.kill(victim, signal.SIGKILL)
+
+        def served() -> bool:
+            again = httpx.post(f"{cluster.url}/v1/chat/completions", json=body(4), timeout=60)
+            return again.status_code == 200
+
+        wait_for(served, 60)
+        assert answer(cluster.url, body(4)) == answer(server.url, body(4))

