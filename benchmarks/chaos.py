@@ -285,7 +285,7 @@ def main() -> int:
         options.workers = options.prefill + options.decode
     memory = options.workers * small_memory(options.model)
     limits = ("--max-running", str(RUNNING), "--kv-memory", str(memory), *roles)
-    with Server(options.model, *limits) as server:
+    with Server(options.model, *limits, "--max-queue", str(options.requests)) as server:
         run = Run(server, options.requests, options.seed, options.workers, options.every)
         began = time.perf_counter()
         asyncio.run(run.storm())

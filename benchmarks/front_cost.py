@@ -1,16 +1,21 @@
-"""CPU time of the HTTP front for each streamed token, with an engine that computes nothing.
+"""What the HTTP front costs: CPU time for each streamed token, and latency, with an engine that does nothing.
 
-Run in the repository's root: ``python benchmarks/front_cost.py``. The engine's step takes 5 ms, so the front
-sleeps between two steps as it does in earnest, and most of the cost of a lone stream is waking up and TCP.
+Run in the repository's root: ``python benchmarks/front_cost.py``. Latency (bars: 1 ms a request and 0.1 ms a
+token, at the median): the engine's step takes no time; a request of one token is the whole way from the
+client's socket to the worker and back, and what a longer answer takes beyond it, over its further tokens, is
+the cost of a token. CPU: the engine's step takes 5 ms, so the front sleeps between two steps as it does in
+earnest, and most of the cost of a lone stream is waking up and TCP.
 """
 
 from __future__ import annotations
 
 import json
 import socket
+import statistics
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -19,6 +24,9 @@ from tests.helpers.fake_engine import FakeConfig
 from tests.helpers.server_process import ServerProcess, running_server
 
 TOKENS = 1000
+ROUNDS = 200
+LONG = 500
+"""Tokens of the longer answers whose latency is measured."""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -59,8 +67,44 @@ def measure(server: ServerProcess, streams: int) -> float:
     return (cpu_seconds(server.process.pid) - before) / (streams * TOKENS) * 1e6
 
 
+def answer_s(sock: socket.socket, host: str, tokens: int) -> float:
+    """Seconds from sending a request to its last byte, on a connection that is kept."""
+    body = json.dumps({"prompt": "Hello", "max_tokens": tokens, "ignore_eos": True, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+    began = time.perf_counter()
+    sock.sendall((head + body).encode())
+    tail = b""
+    while not tail.endswith(b"0\r\n\r\n"):
+        tail = (tail + sock.recv(1 << 16))[-64:]
+    return time.perf_counter() - began
+
+
+def latency(server: ServerProcess) -> tuple[float, float]:
+    """Medians: milliseconds of a request of one token, and of each further token of a longer one."""
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    short, long = [], []
+    with socket.create_connection((host, int(port))) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(ROUNDS):
+            short.append(answer_s(sock, host, 1))
+            long.append(answer_s(sock, host, LONG))
+    request = statistics.median(short)
+    each = statistics.median(longer - request for longer in long) / (LONG - 1)
+    return request * 1e3, each * 1e3
+
+
 def main() -> None:
-    """Prints the table."""
+    """Prints the tables."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_server(Path(folder) / "log", FakeConfig(max_context=1 << 20)) as server,
+    ):
+        latency(server)
+        request_ms, token_ms = latency(server)
+    print("| p50 | ms | bar |\n|---|---|---|")
+    print(
+        f"| a request of one token | {request_ms:.3f} | 1 |\n| each further token | {token_ms:.4f} | 0.1 |\n"
+    )
     fake = FakeConfig(delay_s=0.005, max_context=1 << 20)
     with tempfile.TemporaryDirectory() as folder, running_server(Path(folder) / "log", fake) as server:
         read_stream(server)

@@ -87,8 +87,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     decode: int = 0
     routing: Policy = "cache-aware"
     """Which worker gets a request."""
-    max_queue: int = 256
-    """Most requests that wait for their turn; beyond it a request is refused with 429."""
+    max_queue: int | None = None
+    """Most requests that wait for their turn; beyond it a request is refused with 429. None: so many that one
+    waits for a quarter of the time that a request takes."""
     max_body_bytes: int = 8 << 20
     stall_after_s: float = 30.0
     """Work without a step for this long makes ``/ready`` answer 503."""
@@ -134,7 +135,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("drain_s", 0, 3600),
         ):
             value = getattr(self, field)
-            if not lowest <= value <= highest:
+            if value is not None and not lowest <= value <= highest:
                 raise OptionError(f"{field} is {value}; it must be from {lowest} to {highest}", field)
         for field in ("kv_memory_bytes", "kv_disk_bytes"):
             size = getattr(self, field)
@@ -483,7 +484,13 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
                 else "no drafter given; used where it pays, never changes an answer",
             ),
             *self.chat,
-            PlanLine("queue", f"{config.max_queue} requests", "--max-queue; beyond it 429 with Retry-After"),
+            PlanLine(
+                "queue",
+                "a quarter of those running" if config.max_queue is None else f"{config.max_queue} requests",
+                "beyond it 429 with Retry-After; --max-queue N for another limit"
+                if config.max_queue is None
+                else "--max-queue; beyond it 429 with Retry-After",
+            ),
         ]
 
     def text(self) -> str:

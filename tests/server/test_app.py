@@ -62,8 +62,8 @@ class Waiting(Flights):
         self.metrics = metrics
         self.accepted: list[Flight] = []
 
-    def submit(self, request: Request) -> Flight:
-        self.accepted.append(super().submit(request))
+    def submit(self, request: Request, admitted: bool = False) -> Flight:
+        self.accepted.append(super().submit(request, admitted))
         return self.accepted[-1]
 
 

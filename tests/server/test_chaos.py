@@ -87,7 +87,7 @@ async def storm(server: ServerProcess) -> Counter[str]:
 def test_chaos(tmp_path: Path) -> None:
     """200 requests, a third of the clients leave, the worker dies twice: each request that stays ends in
     exactly one way, with the right text; at the end nothing is left in the front or in the engine."""
-    with running_server(tmp_path / "log", FakeConfig(delay_s=0.004), max_running=16) as server:
+    with running_server(tmp_path / "log", FakeConfig(delay_s=0.004), max_running=16, max_queue=256) as server:
         ends = asyncio.run(storm(server))
         assert sum(ends.values()) == REQUESTS
         assert set(ends) <= {"whole", "streamed", "left", "error event", "status 500"}

@@ -259,7 +259,7 @@ class Tower:
         self.air: dict[str, Flight] = {}
         self.most = 0
 
-    def submit(self, request: Request) -> Flight:
+    def submit(self, request: Request, admitted: bool = False) -> Flight:
         if len(self.air) >= self.room:
             raise ApiError(429, "full")
         flight = self.air[request.id] = Flight(request, 0.0)

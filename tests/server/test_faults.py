@@ -19,6 +19,7 @@ from tenfold.server.flights import MAX_DEATHS_IN_ALL
 from tests.helpers import expected
 from tests.helpers.fake_engine import HANG, POISON, FakeConfig
 from tests.helpers.server_process import ServerProcess, running_server, wait_for
+from tests.helpers.worker_kill import kill_under_load
 
 
 @pytest.fixture
@@ -65,6 +66,15 @@ def test_a_killed_worker_is_a_pause_in_the_stream(start: Callable[..., ServerPro
     assert server.metric("tenfold_worker_restarts_total") == 1
     assert httpx.get(f"{server.url}/ready").status_code == 200
     assert "deaths=1 finish=length" in server.log.read_text()
+
+
+def test_a_worker_killed_under_load_is_told_and_replaced(start: Callable[..., ServerProcess]) -> None:
+    """`/ready` turns red at once and green again when the next worker is there; no stream is left without an
+    end. (With a real model: benchmarks/worker_kill.py.)"""
+    report = kill_under_load(start(FakeConfig(delay_s=0.01, load_s=0.3)), 8, 150)
+    assert report.ends == {"done": 8}
+    assert report.red_s is not None and report.red_s < 2
+    assert report.green_s is not None and report.green_s < 5 + 5  # beside other tests
 
 
 def test_a_random_seed_survives_the_worker(start: Callable[..., ServerProcess]) -> None:

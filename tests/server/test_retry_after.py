@@ -69,3 +69,21 @@ def test_the_rate_of_ends_is_the_estimate(
         day.end(20, every_s)
     day.fill()
     assert abs(day.refused() - wait_s) <= 1
+
+
+@pytest.mark.parametrize(("running", "queue"), [(1, 4), (16, 4), (64, 16), (400, 100)])
+def test_who_is_taken_waits_for_a_quarter_of_what_a_request_takes(running: int, queue: int) -> None:
+    """Unless another limit was asked for: q that wait, where ``running`` are computed at once, take q /
+    running of the time of one. Further choices of a request do not count."""
+    flights = Flights(
+        EngineSettings(model="m", max_running=running), Metrics(), max_queue=None, stall_after_s=30
+    )
+    for number in range(running + queue):
+        flights.submit(Request(id=str(number), prompt=(1,), params=SamplingParams()))
+    with pytest.raises(ApiError) as caught:
+        flights.submit(Request(id="late", prompt=(1,), params=SamplingParams()))
+    assert caught.value.status == 429 and dict(caught.value.headers)["retry-after"]
+    for number in range(running + queue, running + 256):
+        flights.submit(Request(id=str(number), prompt=(1,), params=SamplingParams()), admitted=True)
+    with pytest.raises(ApiError):
+        flights.submit(Request(id="late", prompt=(1,), params=SamplingParams()), admitted=True)

@@ -113,7 +113,12 @@ GENERATE_MAX_TOKENS = 512
     default="info",
     help="debug: also why each request went to which worker.",
 )
-@click.option("--max-queue", type=int, default=256, help="Most requests that wait; beyond it 429.")
+@click.option(
+    "--max-queue",
+    type=int,
+    help="Most requests that wait; beyond it 429. Default: a quarter of those that run, so that who is taken "
+    "waits for a quarter of the time that a request takes.",
+)
 @click.option(
     "--api-key-file",
     type=click.Path(dir_okay=False),

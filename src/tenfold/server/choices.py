@@ -22,7 +22,7 @@ from tenfold.server.flights import Backlog, Flight
 class Tower(Protocol):
     """Where flights are taken up and given back: see `Flights`."""
 
-    def submit(self, request: Request) -> Flight: ...
+    def submit(self, request: Request, admitted: bool = False) -> Flight: ...
 
     def release(self, flight: Flight, keep: int | None = None) -> None: ...
 
@@ -49,6 +49,9 @@ class Choices:
     The other choices of a lone prompt set out when the first has its first token: then the prompt's pages are
     in the cache, and are computed once. Those of several prompts set out at once.
     """
+
+    brief = False
+    """Whether each is over so soon that many of them are no long queue."""
 
     def __init__(self, tower: Tower, choices: list[Choice]) -> None:
         self._tower = tower
@@ -139,7 +142,7 @@ class Choices:
     def _submit(self, choices: list[Choice]) -> None:
         for choice in choices:
             try:
-                choice.flight = self._tower.submit(choice.request)
+                choice.flight = self._tower.submit(choice.request, self.brief or choice is not self.all[0])
                 choice.flight.backlog = self._backlog
             except BaseException:
                 self.release()

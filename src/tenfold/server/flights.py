@@ -38,6 +38,14 @@ MAX_DEATHS_IN_ALL = 5
 """So many with progress between."""
 MAX_UNREAD_BYTES = 8 << 20
 """Most that waits for one client: some 24,000 tokens of plain text, 2,400 with 20 log-probabilities each."""
+WAIT_SHARE = 0.25
+"""So much of the time that a request takes it may be expected to wait before it begins, where nothing else is
+said: under overload those that are taken keep nearly their latency, and others are told at once to come
+again."""
+MIN_QUEUE = 4
+"""With few running, so many may wait all the same."""
+MAX_PARTS = 256
+"""So many parts of requests that were taken may wait then: one request may have 128 choices."""
 MAX_RETRY_AFTER_S = 60
 _KNOWN_ENDS = 16
 """From fewer ends no rate is to be had: the first requests of a burst end late, and then many at once."""
@@ -136,7 +144,7 @@ class Flights:
         settings: EngineSettings,
         metrics: Metrics,
         *,
-        max_queue: int,
+        max_queue: int | None,
         stall_after_s: float,
         builder: str = ENGINE_BUILDER,
         routing: Policy = "cache-aware",
@@ -234,15 +242,16 @@ class Flights:
         for flight in list(self._flights.values()):
             self._end(flight, unavailable(reason, 1))
 
-    def submit(self, request: Request) -> Flight:
-        """Takes up a request. Raises ApiError: 429 when too many wait, 503 when the server cannot serve."""
+    def submit(self, request: Request, admitted: bool = False) -> Flight:
+        """Takes up a request; ``admitted``: it is a further part of one that was taken. Raises ApiError: 429
+        when too many wait, 503 when the server cannot serve."""
         if self._closing is not None:
             raise unavailable(self._closing, 1)
         if self._down is not None:
             raise unavailable(f"the worker cannot be started: {self._down}", 10)
         if not self._fleet.posts:
             raise unavailable(NOBODY, 5)
-        if len(self._flights) >= self._max_running + self._max_queue:
+        if len(self._flights) >= self._max_running + self._queue(admitted):
             wait_s = self._retry_after_s()
             raise ApiError(
                 429,
@@ -432,6 +441,13 @@ class Flights:
         """Of all workers."""
         own = self._settings.max_running
         return sum(own if post.plan is None else post.plan.max_running for post in self._fleet.posts)
+
+    def _queue(self, admitted: bool) -> int:
+        """How many may wait. By Little's law whoever has q requests before it waits for q / running of the
+        time that one takes."""
+        if self._max_queue is not None:
+            return self._max_queue
+        return MAX_PARTS if admitted else max(MIN_QUEUE, int(WAIT_SHARE * self._max_running))
 
     def _retry_after_s(self) -> int:
         """When those who wait now will have begun, at the rate at which requests ended lately."""

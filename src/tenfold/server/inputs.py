@@ -23,6 +23,8 @@ class Inputs(Choices):
     """All inputs of one request. The first is taken up at once or the request is refused; where the queue is
     full later on, the others wait."""
 
+    brief = True
+
     def __init__(self, tower: Tower, choices: list[Choice]) -> None:
         super().__init__(tower, choices)
         self._gone = False
@@ -88,7 +90,7 @@ class Inputs(Choices):
             if self._gone:
                 raise ClientGone
             try:
-                choice.flight = self._tower.submit(choice.request)
+                choice.flight = self._tower.submit(choice.request, True)
                 return
             except ApiError as error:
                 if error.status != 429:
