@@ -10,8 +10,8 @@ and then as long as a user or a tool may take (--pause) before its next turn. Th
 differ; all share the system prompt, which some first turns of further conversations bring to both servers
 before anything is counted.
 
-The setting, unless told otherwise: two workers of one thread and 11,000 tokens of KV memory each; three rounds
-of 4 conversations at once, of up to 20 turns and 22,000 characters, without a pause.
+The setting, unless told otherwise: two workers of one thread and 11,000 tokens of KV memory each; three
+rounds of 4 conversations at once, of up to 20 turns and 22,000 characters, without a pause.
 
 KV memory and the number of turns decide how much routing matters. 11,000 tokens are no room for all
 conversations of a round: a router that keeps each where it began finds it there at every turn; one that

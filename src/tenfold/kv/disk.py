@@ -124,6 +124,9 @@ class DiskTier:
         self.size_bytes = size_bytes
         self.segment_bytes = min(SEGMENT_BYTES, size_bytes // SEGMENTS)
         self._places: dict[int, Place] = {}
+        self._others: dict[int, list[Place]] = {}
+        """Further places of pages that were stored more than once, by other processes or earlier ones: which
+        of them is damaged shows when it is read."""
         self._segments: dict[str, Segment] = {}
         self._lock = threading.Lock()
         """Guards the index."""
@@ -202,11 +205,12 @@ class DiskTier:
         return good
 
     def forget(self, found: Sequence[Place]) -> None:
-        """Takes places out of the index that turned out to hold something else."""
+        """Takes places out of the index that turned out to hold something else; where a page lies elsewhere
+        too, it is found there from now on."""
         gone = set(found)
         with self._lock:
             for key in [key for key, place in self._places.items() if place in gone]:
-                del self._places[key]
+                self._remove(key)
 
     def append(
         self,
@@ -252,6 +256,7 @@ class DiskTier:
             segment.close()
         self._segments.clear()
         self._places.clear()
+        self._others.clear()
 
     def used_bytes(self) -> int:
         """Bytes of all files, as they count against the bound."""
@@ -270,8 +275,12 @@ class DiskTier:
     def _enter(self, segment: Segment, run: Run) -> None:
         """Puts a run into the index."""
         with self._lock:
-            for place, key in enumerate(run.keys):
-                self._places[key] = Place(segment, run.offset, place)
+            for number, key in enumerate(run.keys):
+                place = Place(segment, run.offset, number)
+                before = self._places.get(key)
+                if before is not None and before != place:
+                    self._others.setdefault(key, []).append(before)
+                self._places[key] = place
             segment.keys.update(run.keys)
             segment.known = run.end(self.page_bytes)
 
@@ -289,10 +298,21 @@ class DiskTier:
         with self._lock:
             segment = self._segments.pop(name)
             for key in segment.keys:
+                if key in self._others:
+                    self._others[key] = [place for place in self._others[key] if place.segment is not segment]
                 if (place := self._places.get(key)) is not None and place.segment is segment:
-                    del self._places[key]
-                    self._dropped.append(key)
+                    self._remove(key)
+                    if key not in self._places:
+                        self._dropped.append(key)
         segment.close()
+
+    def _remove(self, key: int) -> None:
+        """The place of a page is gone; the next one, if there is one, takes its place."""
+        if others := self._others.get(key):
+            self._places[key] = others.pop()
+        else:
+            del self._places[key]
+            self._others.pop(key, None)
 
     def _begin(self) -> None:
         """A new segment of our own."""
