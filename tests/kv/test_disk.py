@@ -47,7 +47,7 @@ def store(tier: DiskTier, namespace: str, tokens: list[int], first: int, count: 
 
 
 def fetch(tier: DiskTier, namespace: str, tokens: list[int]) -> bytes | None:
-    """The last page of a chain, if the tier has it; where it lies in several places, from one that is good."""
+    """The last page of a chain, if the tier has it; where it lies twice, from a place that is good."""
     while (place := tier.find(key_of(namespace, tokens))) is not None:
         view = memoryview(bytearray(PAGE))
         if tier.read([place], namespace.encode(), token_bytes(tokens), [view]):
@@ -84,6 +84,8 @@ class AnyDisk(RuleBasedStateMachine):
         self.tiers = [self.open(), self.open()]
         self.fresh: list[tuple[str, list[int]]] = []
         """Chains stored since anything bad happened, newest last."""
+        self.damaged: set[Path] = set()
+        """Segments that something happened to: what is behind a damaged head cannot be found by others."""
 
     def open(self) -> DiskTier:
         """A tier as a process opens it."""
@@ -110,7 +112,8 @@ class AnyDisk(RuleBasedStateMachine):
         except FileNotFoundError:  # its segment was deleted; it begins another
             stored = store(self.tiers[who], namespace, tokens, first, count)
         assert stored
-        self.fresh.append((namespace, tokens[: 16 * (first + count)]))
+        if self.tiers[who]._own not in self.damaged:
+            self.fresh.append((namespace, tokens[: 16 * (first + count)]))
 
     @rule(who=st.integers(0, 1), seed=st.integers(0, 5), pages=st.integers(1, 8))
     def fetch(self, who: int, seed: int, pages: int) -> None:
@@ -163,6 +166,7 @@ class AnyDisk(RuleBasedStateMachine):
         files = [path for path in self.files() if path.stat().st_size]
         if files:
             path = files[int(which * len(files))]
+            self.damaged.add(path)
             with path.open("r+b") as file:
                 file.seek(int(part * path.stat().st_size))
                 file.write(value)
@@ -174,6 +178,7 @@ class AnyDisk(RuleBasedStateMachine):
         files = self.files()
         if files:
             path = files[int(which * len(files))]
+            self.damaged.add(path)
             if gone:
                 path.unlink()
             else:
