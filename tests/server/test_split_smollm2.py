@@ -40,10 +40,17 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-def body(name: str, **fields: Any) -> dict[str, Any]:
-    words = "Over the hill the road to the harbour runs past mills, orchards and old walls. " * 16
+ROUNDS = 3
+"""Of asking all of it, each with prompts of its own. Whether a request is split hangs on what the machine is
+doing, so one round may see few of them."""
+
+
+def body(name: str, number: int, **fields: Any) -> dict[str, Any]:
+    words = "Over the hill the road to the harbour runs past mills, orchards and old walls. " * 40
     return {
-        "messages": [{"role": "user", "content": f"{name}: {words} Where does it lead, and what is there?"}],
+        "messages": [
+            {"role": "user", "content": f"{name} {number}: {words} Where does it lead, and what is there?"}
+        ],
         "max_tokens": 24,
         "seed": 7,
         **ASKED[name],
@@ -51,8 +58,8 @@ def body(name: str, **fields: Any) -> dict[str, Any]:
     }
 
 
-def answer(server: Server, name: str) -> Any:
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body(name), timeout=240)
+def answer(server: Server, name: str, number: int = 0) -> Any:
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body(name, number), timeout=240)
     response.raise_for_status()
     (choice,) = response.json()["choices"]
     return choice
@@ -80,7 +87,7 @@ def test_answers_are_those_of_one_worker() -> None:
     beside streams: each answer, to its last digit, is that of one worker without a split; also when the
     prefill worker is killed in between."""
     with Server("smollm2", "--threads", "1", "--kv-memory", "256MiB") as server:
-        alone = {name: answer(server, name) for name in ASKED}
+        alone = [{name: answer(server, name, number) for name in ASKED} for number in range(ROUNDS)]
         texts = [stream(server, number, 300) for number in range(3)]
     with Server(
         "smollm2", "--prefill", "1", "--decode", "1", "--threads", "1", "--kv-memory", "512MiB"
@@ -92,18 +99,20 @@ def test_answers_are_those_of_one_worker() -> None:
             streams = [pool.submit(stream, server, number, 300) for number in range(3)]
             wait_for(lambda: server.metrics()["generated_tokens_total"] > 20, 60)
             try:
-                answers = {name: answer(server, name) for name in ASKED}
+                for number in range(ROUNDS):
+                    assert {name: answer(server, name, number) for name in ASKED} == alone[number]
+                    if server.metrics()["router_split_total"] >= 4:
+                        break
             finally:
                 enough.set()
-            assert answers == alone
             assert [one.result() for one in fillers] == [None, None]
             assert [one.result() for one in streams] == texts
             metrics = server.metrics()
-            assert metrics["router_split_total"] >= 4
+            assert metrics["router_split_total"] >= 4, metrics
             assert metrics["transfer_imported_pages_total"] > 50
             assert metrics["speculation_steps_total"] > 0
             again = pool.submit(stream, server, 0, 300)
             wait_for(lambda: server.metrics()["requests_running"] > 0, 60)
             os.kill(sorted(server.worker_pids())[0], signal.SIGKILL)
-            assert answer(server, "sampled") == alone["sampled"]
+            assert answer(server, "sampled") == alone[0]["sampled"]
             assert again.result() == texts[0]
