@@ -139,8 +139,8 @@ def test_what_was_seen_lately_stays() -> None:
 
 
 def test_knows_what_it_has_not_seen() -> None:
-    """A count of rows that was not seen for some time while others changed is doubtful, and so is one not
-    seen for 500 steps; what was never seen, or not for long, is to be looked at, and as near as the rows allow. Seeing
+    """Rows that were not seen for some time while others changed are doubtful, and so are those not seen for
+    500 steps; what was never seen, or not for long, is to be looked at, and as near as the rows allow. Seeing
     them settles it."""
     live = live_curve_of(FLAT)
     for rows in (1, 2, 4, 8):
