@@ -35,11 +35,16 @@ def route(made: SplitRouter, id: str, tokens: int, first: int = 0, now: float = 
 
 
 def streams(made: SplitRouter, count: int = 8) -> None:
-    """So many requests decode, on decode workers."""
+    """So many requests decode, on decode workers: they came when there were no others."""
+    prefill = [name for name in made.workers() if made.role(name) == "prefill"]
+    for name in prefill:
+        made.remove_worker(name)
     for n in range(count):
         decision = route(made, f"stream {n}", 32, 100_000 + 100 * n)
         assert made.role(decision.worker) == "decode"
         made.on_prefill_done(f"stream {n}", 0.0)
+    for name in prefill:
+        made.add_worker(name, 4096, 0.0)
 
 
 def why(decision: Decision) -> str:
@@ -51,7 +56,7 @@ def test_a_long_prompt_beside_streams_is_split_and_a_short_one_is_not() -> None:
     """Promise: the choice is by seconds, said in the reason, and counted."""
     made = router()
     streams(made)
-    long, short = route(made, "long", 4000), route(made, "short", 24, 50_000)
+    short, long = route(made, "short", 8, 50_000), route(made, "long", 4000)
     assert (long.worker, why(long)) == ("p0", "split: worth it")
     assert (short.worker, why(short)) == ("d0", "not split: short")
     assert "; split: worth it (apart " in long.reason

@@ -33,9 +33,9 @@ from tenfold.router.cost import STREAM_WEIGHT, Costs
 from tenfold.router.policy import Chooser
 from tenfold.router.router import Router
 
-INTERRUPTION = 0.25
-"""What a second counts by which a prompt delays the next token of a stream. More than in a fleet of mixed
-workers (`STREAM_WEIGHT`), where nobody can be spared it."""
+INTERRUPTION = 1.0
+"""What a second counts by which a prompt delays the next token of a stream: as much as one by which it waits
+itself. More than in a fleet of mixed workers (`STREAM_WEIGHT`), where nobody can be spared it."""
 REASONS = (
     "worth it",
     "one token",
