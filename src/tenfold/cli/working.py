@@ -39,11 +39,21 @@ from tenfold.cluster.options import ROLES
 @click.option(
     "--role", type=click.Choice(ROLES), help="In the cluster; mixed (the default) does all of a request."
 )
-@click.option("--namespace", help="Of the cluster. Default: tenfold.")
-@click.option("--etcd", metavar="URL", help="By which the cluster finds itself.")
-@click.option("--discovery", metavar="DIR", help="The same, on one machine without etcd.")
-@click.option("--events", metavar="HOST:PORT:PORT", help="The cluster's event broker.")
-@click.option("--address", help="Of this machine in the cluster's network. Default: 127.0.0.1.")
+@click.option("--namespace", help="With --cluster: what the cluster is called. Default: tenfold.")
+@click.option(
+    "--etcd", metavar="URL", help="With --cluster: the etcd server by which its processes find each other."
+)
+@click.option(
+    "--discovery",
+    metavar="DIR",
+    help="With --cluster, on one machine and without etcd: the folder by which they do.",
+)
+@click.option(
+    "--events",
+    metavar="HOST:PORT:PORT",
+    help="With --cluster: its event broker, with the ports that events come in and go out by.",
+)
+@click.option("--address", help="With --cluster: this machine's in its network. Default: 127.0.0.1.")
 @engine_options
 @speculation_options
 @click.option(
@@ -59,7 +69,8 @@ from tenfold.cluster.options import ROLES
 @click.option(
     "--kv-events",
     metavar="tcp://HOST:PORT",
-    help="Tell other routers of KV pages here, as vLLM does.",
+    help="Tell other routers of KV pages here, as vLLM does. Whoever reaches it can read prompts. Needs "
+    "tenfold[kv-events].",
 )
 @click.option(
     "--kv-events-replay", metavar="tcp://HOST:PORT", help="Where they ask for events that they missed."
