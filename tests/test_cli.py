@@ -21,6 +21,7 @@ from tenfold.cli import main
 from tenfold.llm import Completion
 from tenfold.llm_input import check_room
 from tenfold.protocol import SamplingParams
+from tenfold.server.endpoints import COUNT_TOKENS_PATH, ENDPOINTS
 from tests.helpers.model_files import random_weights, tiny_config, write_gguf_model
 
 
@@ -307,3 +308,10 @@ def test_help_names_every_kind_of_model() -> None:
     output = " ".join(run("--help").output.split())
     for kind in ("GGUF file", "config.json", "smollm2", "gemma3-270m", "owner/name", "goes before a name"):
         assert kind in output
+
+
+def test_help_of_serve_names_every_endpoint() -> None:
+    """What answers requests is found by who asks for help."""
+    help = run("serve", "--help").output
+    for path in (*ENDPOINTS, COUNT_TOKENS_PATH):
+        assert path in help, path

@@ -164,9 +164,9 @@ def serve(models: tuple[str, ...], as_json: bool, log_level: str, **options: Any
       tenfold serve ./model.gguf --port 9000 --name my-model --kv-memory 2GiB
       tenfold serve ./Llama-3.2-1B --format q8 --host 0.0.0.0
 
-    A page to try the model is at /. Endpoints: /v1/chat/completions, /v1/completions, /v1/messages,
-    /v1/responses, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics, /stats, /openapi.json;
-    with --admin-keys /admin/models.
+    A page to try the model is at /. Endpoints: /v1/chat/completions, /v1/completions, /v1/embeddings,
+    /v1/messages, /v1/messages/count_tokens, /v1/responses, /v1/models, /tokenize, /detokenize, /health,
+    /ready, /metrics, /stats, /openapi.json; with --admin-keys /admin/models.
     Ctrl-C stops it; running requests may end first. SIGHUP replaces the workers one after another.
     """
     configs = configs_of(models, options)
