@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tenfold.backends.base import Program, RecurrentProgram, UnrollBatch
+from tenfold.backends.base import Program, RecurrentProgram
 from tenfold.backends.native import NativeBackend
 from tenfold.checkpoint.base import Checkpoint
 from tenfold.graph.graph import Graph
@@ -15,7 +15,7 @@ from tenfold.speculate.base import Drafter, Speculator
 from tenfold.speculate.controller import Controller
 from tenfold.speculate.cost_curve import measure_curve
 from tenfold.speculate.drafter_folder import open_drafter
-from tenfold.speculate.head import HeadDrafter
+from tenfold.speculate.head import HeadDrafter, unroll_arrays
 from tenfold.speculate.suffix import SuffixDrafter
 from tenfold.speculate.target import TargetModel
 
@@ -60,17 +60,9 @@ def compile_head(program: Program, graph: Graph, checkpoint: Checkpoint, folder:
 
 def _warm_up(head: RecurrentProgram, feature_width: int) -> None:
     """The first call takes many times what others do (its memory is new), and would be taken for its cost."""
-    head.unroll(
-        UnrollBatch(
-            features=np.zeros((1, feature_width), np.float32),
-            tokens=np.zeros(1, np.int32),
-            seed=np.zeros(1, np.uint64),
-            position=np.zeros(1, np.int64),
-            temperature=np.zeros(1, np.float32),
-            lengths=np.full(1, 2, np.int32),
-            floor=np.zeros(1, np.float32),
-        )
-    )
+    batch = unroll_arrays(1, feature_width, 0.0)
+    batch.lengths[:] = 2
+    head.unroll(batch)
 
 
 def build_speculator(

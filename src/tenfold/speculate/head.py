@@ -31,7 +31,7 @@ class HeadDrafter:
         """A draft ends where the head itself gives it less than ``floor`` of standing."""
         self._program = program
         self._floor = floor
-        self._batch = _arrays(1, 0, floor)
+        self._batch = unroll_arrays(1, 0, floor)
 
     def begin(self, sequence: DraftSequence) -> None:
         """The head keeps nothing of a sequence."""
@@ -69,7 +69,7 @@ class HeadDrafter:
         assert states is not None, "only sequences with features are drafted for"
         batch = self._batch
         if batch.features.shape[1] != len(states) or len(batch.tokens) < n:
-            batch = self._batch = _arrays(max(n, len(batch.tokens)), len(states), self._floor)
+            batch = self._batch = unroll_arrays(max(n, len(batch.tokens)), len(states), self._floor)
         features, tokens, seed, position = batch.features, batch.tokens, batch.seed, batch.position
         for row, sequence in enumerate(sequences):
             features[row] = sequence.features
@@ -91,7 +91,8 @@ class HeadDrafter:
         )
 
 
-def _arrays(sequences: int, width: int, floor: float) -> UnrollBatch:
+def unroll_arrays(sequences: int, width: int, floor: float) -> UnrollBatch:
+    """A batch of zeros to be filled, for so many sequences with features of this width."""
     return UnrollBatch(
         features=np.zeros((sequences, width), np.float32),
         tokens=np.zeros(sequences, np.int32),
@@ -105,7 +106,6 @@ def _arrays(sequences: int, width: int, floor: float) -> UnrollBatch:
 
 def _draft(tokens: list[int], logprobs: list[float], bias: dict[int, float]) -> Draft:
     """The draft up to the first place that has no token or a forbidden one."""
-    count = 0
     survival: list[float] = []
     chance = 1.0
     for token, logprob in zip(tokens, logprobs, strict=True):
@@ -113,7 +113,6 @@ def _draft(tokens: list[int], logprobs: list[float], bias: dict[int, float]) -> 
             break
         chance *= exp(min(logprob, 0.0))
         survival.append(chance)
-        count += 1
-    if not count:
+    if not survival:
         return NO_DRAFT
-    return Draft(tokens[:count], survival, bisect_right(_SURE, survival[0]))
+    return Draft(tokens[: len(survival)], survival, bisect_right(_SURE, survival[0]))
