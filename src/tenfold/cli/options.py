@@ -83,6 +83,42 @@ def speculation_options(command: F) -> F:
     )(command)
 
 
+def kv_options(command: F) -> F:
+    """The options that decide where a worker's KV pages go beside its memory, and who is told of them."""
+    for option in reversed(
+        (
+            click.option(
+                "--kv-disk",
+                metavar="DIR",
+                help="Keep KV pages in this folder too: prompts stay cached when memory is full and "
+                "over a restart. All workers share it, and several servers may. What it holds tells of "
+                "prompts; the owner alone may read it.",
+            ),
+            click.option(
+                "--kv-disk-size",
+                "kv_disk_bytes",
+                type=size,
+                metavar="SIZE",
+                help="Most that all files there may take, like 20GiB. Default: a quarter of what is free, "
+                "up to 32GiB.",
+            ),
+            click.option(
+                "--kv-events",
+                metavar="tcp://HOST:PORT",
+                help="Tell other routers of KV pages here, as vLLM does; further workers take the next "
+                "ports. Whoever reaches it can read prompts. Needs tenfold[kv-events].",
+            ),
+            click.option(
+                "--kv-events-replay",
+                metavar="tcp://HOST:PORT",
+                help="Where they ask for events that they missed; further workers take the next ports.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 class Commands(click.Group):
     """Shows an expected error as one line; exit code 1, or 2 when the command line is at fault. What the
     message calls by its name in Python is called by its option here."""

@@ -10,7 +10,15 @@ from typing import Any
 
 import click
 
-from tenfold.cli.options import config_of, configs_of, engine_options, say, short, size, speculation_options
+from tenfold.cli.options import (
+    config_of,
+    configs_of,
+    engine_options,
+    kv_options,
+    say,
+    short,
+    speculation_options,
+)
 from tenfold.config import LOG_FORMATS, REASONING_FORMATS, TOOL_FORMATS, ServerPlan
 from tenfold.router.policies import POLICIES
 
@@ -34,20 +42,7 @@ GENERATE_MAX_TOKENS = 512
     "recent answers on disk, in DIR/live: at most 1 GiB, readable by the owner alone. Needs --drafter and "
     "torch.",
 )
-@click.option(
-    "--kv-disk",
-    metavar="DIR",
-    help="Keep KV pages in this folder too: prompts stay cached when memory is full and over a restart. "
-    "All workers share it, and several servers may. What it holds tells of prompts; the owner alone may read "
-    "it.",
-)
-@click.option(
-    "--kv-disk-size",
-    "kv_disk_bytes",
-    type=size,
-    metavar="SIZE",
-    help="Most that all files there may take, like 20GiB. Default: a quarter of what is free, up to 32GiB.",
-)
+@kv_options
 @click.option(
     "--tool-format",
     type=click.Choice(TOOL_FORMATS),
@@ -79,17 +74,6 @@ GENERATE_MAX_TOKENS = 512
     metavar="FILE",
     help="The secret that such workers have too: one line of 32 or more characters, readable by its owner "
     "alone.",
-)
-@click.option(
-    "--kv-events",
-    metavar="tcp://HOST:PORT",
-    help="Tell other routers of KV pages here, as vLLM does; further workers take the next ports. Whoever "
-    "reaches it can read prompts. Needs tenfold[kv-events].",
-)
-@click.option(
-    "--kv-events-replay",
-    metavar="tcp://HOST:PORT",
-    help="Where they ask for events that they missed; further workers take the next ports.",
 )
 @click.option(
     "--prefill",

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from tenfold.cli.options import config_of, engine_options, size, speculation_options
+from tenfold.cli.options import config_of, engine_options, kv_options, speculation_options
 from tenfold.cluster.options import ROLES
 
 
@@ -56,25 +56,7 @@ from tenfold.cluster.options import ROLES
 @click.option("--address", help="With --cluster: this machine's in its network. Default: 127.0.0.1.")
 @engine_options
 @speculation_options
-@click.option(
-    "--kv-disk", metavar="DIR", help="Keep KV pages in this folder too; see `tenfold serve --help`."
-)
-@click.option(
-    "--kv-disk-size",
-    "kv_disk_bytes",
-    type=size,
-    metavar="SIZE",
-    help="Most that all files there may take, like 20GiB.",
-)
-@click.option(
-    "--kv-events",
-    metavar="tcp://HOST:PORT",
-    help="Tell other routers of KV pages here, as vLLM does. Whoever reaches it can read prompts. Needs "
-    "tenfold[kv-events].",
-)
-@click.option(
-    "--kv-events-replay", metavar="tcp://HOST:PORT", help="Where they ask for events that they missed."
-)
+@kv_options
 def worker(
     model: str,
     join: str | None,
