@@ -49,7 +49,7 @@ class HeadRun(_Training):
     def agreements(self, answers: FeatureSet) -> Agreed:
         """How many drafted tokens would stand at each anchor of other answers, with weights as served."""
         replay = self.replay_of(answers)
-        return replay.agreements(self.graph, {**rounded(self.best), self.config.embedding: self.table})
+        return replay.agreements(self.graph, {**rounded(self.best, "q8"), self.config.embedding: self.table})
 
     def replay_of(self, answers: FeatureSet) -> HeadReplay:
         settings, hidden = self.settings, self.config.state_width

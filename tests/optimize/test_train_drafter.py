@@ -51,6 +51,10 @@ def test_a_drafter_comes_with_its_evidence(made: tuple[Path, Path, dict[str, Any
     assert set(replay["classes"]) == {"document", "explain", "extract"}
     assert evidence["survey"].keys() == {"classes", "costs", "deciding_ms", "overhead_ms"}
     assert "suffix" in evidence["survey"]["costs"], "the head may not pay within so few tokens"
+    formats = evidence["formats"]
+    assert {each["format"] for each in formats} == {"q8", "q4"}
+    assert formats == sorted(formats, key=lambda each: -each["speed"])
+    assert json.loads((drafter / "drafter.json").read_bytes())["served"] == formats[0]["format"]
     whole = replay["overall"]["whole"]
     assert set(whole["drafted"]) == {"suffix", "head"}
 

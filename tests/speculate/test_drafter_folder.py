@@ -11,9 +11,9 @@ import pytest
 
 from tenfold.checkpoint.base import CheckpointError
 from tenfold.models.recurrent_head import OUTPUT, HeadConfig, recurrent_head
-from tenfold.speculate.drafter_folder import open_drafter, save_drafter
+from tenfold.speculate.drafter_folder import open_drafter, save_drafter, serve_in
 from tenfold.speculate.target import TargetModel
-from tenfold.speculate.trained_head import TrainedHead
+from tenfold.speculate.trained_head import HeadFormat, TrainedHead
 from tests.helpers.tiny_models import random_weights
 from tests.helpers.toy_drafting import EVIDENCE, toy_target
 
@@ -69,18 +69,23 @@ def test_a_saved_drafter_is_opened_with_the_weights_it_shares(tmp_path: Path) ->
     ]
 
 
-def test_a_head_is_served_in_eight_bits(tmp_path: Path) -> None:
-    """Its bytes are what a draft costs: no matrix of it may be wider in memory than a byte an element and its
-    scales, whatever the file holds it in (F16, which is widened to F32 elsewhere)."""
+@pytest.mark.parametrize("served", ["q8", "q4"])
+def test_a_head_is_served_as_its_folder_says(tmp_path: Path, served: HeadFormat) -> None:
+    """Its bytes are what a draft costs: no matrix of it may be wider in memory than was chosen, whatever the
+    file holds it in (F16, which is widened to F32 elsewhere). Eight bits until something else is chosen; a
+    training that goes on from the head is told."""
     target = toy_target()
     save_drafter(tmp_path, some_head(target))
+    if served != "q8":
+        serve_in(tmp_path, served)
     opened = open_drafter(tmp_path, target)
+    assert opened.start().served == served
     matrices = [name for name in opened.checkpoint.own_names if opened.checkpoint.own(name).ndim == 2]
     assert len(matrices) >= 5
     for name in matrices:
         columns = opened.checkpoint.own(name).shape[1]
         kept = opened.checkpoint.place(name, "auto").layout.format.value
-        assert kept == ("q8" if columns % 32 == 0 else "bf16"), name
+        assert kept == (served if columns % 32 == 0 else "bf16"), name
     opened.close()
 
 

@@ -19,7 +19,14 @@ from tenfold.speculate.head_replay import HeadReplay
 from tenfold.speculate.head_weights import Standard, rounded
 from tenfold.speculate.target import TargetModel
 from tenfold.speculate.train_head import train_head
-from tenfold.speculate.trained_head import CostCurve, HeadSettings, Progress, StartingHead, TrainedHead
+from tenfold.speculate.trained_head import (
+    CostCurve,
+    HeadFormat,
+    HeadSettings,
+    Progress,
+    StartingHead,
+    TrainedHead,
+)
 from tests.helpers.toy_drafting import VOCAB, feature_set, toy_answers, toy_target
 
 QUICK = HeadSettings(epochs=4, batch=64, learning_rate=5e-3, dropout=0.0, vocab_size=VOCAB)
@@ -50,7 +57,8 @@ def test_learns_a_function_of_the_features(tmp_path: Path) -> None:
     news: list[Progress] = []
     head = trained(tmp_path, on_progress=news.append)
     evidence = head.evidence
-    for replay in (evidence.validation, evidence.validation_q8):
+    for replay in (evidence.validation, evidence.validation_q8, evidence.validation_q4):
+        assert replay is not None
         assert replay.acceptance[0] > 0.9
         assert replay.acceptance[3] > 0.7  # at most 20 / 23: an answer's last anchors have fewer tokens left
     assert evidence.validation.best_speed > 1.8
@@ -180,11 +188,12 @@ def test_standardisation_moves_into_the_weights() -> None:
     )
 
 
-def test_rounding_is_that_of_serving() -> None:
-    """Matrices of whole groups are on the q8 grid, all else is untouched."""
+@pytest.mark.parametrize(("format", "most"), [("q8", 0.03), ("q4", 0.5)])
+def test_rounding_is_that_of_serving(format: HeadFormat, most: float) -> None:
+    """Matrices of whole groups are on the format's grid, all else is untouched."""
     w = {"a": torch.randn(4, 64), "b": torch.randn(4, 33), "c": torch.randn(64)}
-    served = rounded(w)
-    assert 0 < (served["a"] - w["a"]).abs().max() < 0.03
+    served = rounded(w, format)
+    assert most / 10 < (served["a"] - w["a"]).abs().max() < most
     assert served["b"] is w["b"]
     assert served["c"] is w["c"]
 

@@ -157,7 +157,9 @@ def _compare(
     paces: list[Pace] = []
     for head in (old, new):
         replay = HeadReplay(held_out, head.token_ids, target.graph.hidden_size, length, costs)
-        weights = rounded({name: torch.from_numpy(weight) for name, weight in head.weights.items()})
+        weights = rounded(
+            {name: torch.from_numpy(weight) for name, weight in head.weights.items()}, old.served
+        )
         agreed = replay.agreements(recurrent_head(head.config), {**weights, head.config.embedding: table})
         paces.append(replay.pace(agreed, length))
     return compare(replay.groups, *paces)

@@ -23,6 +23,7 @@ from tenfold.checkpoint.base import Checkpoint
 from tenfold.checkpoint.locate import locate
 from tenfold.config import ServeConfig
 from tenfold.graph.graph import Graph
+from tenfold.optimize.head_format import FormatCost, choose_format
 from tenfold.progress import Progress
 from tenfold.server.text import Text, load_text
 from tenfold.speculate.build import drafter_taps
@@ -86,6 +87,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """... and how many say the same."""
     head: dict[str, Any]
     """What the training tells of itself."""
+    formats: tuple[FormatCost, ...]
+    """What holding the head in each format is worth on this machine; the first is how it is served."""
     seconds: dict[str, float]
     """Of each phase in this sitting."""
     survey: Survey
@@ -106,6 +109,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         ]
         if self.recorded:
             lines.append(f"{self.agreed} of {self.recorded} recorded answers were given again by this model.")
+        lines.append("; ".join(each.text() for each in self.formats) + ".")
         times = ", ".join(f"{phase} {seconds / 60:.1f} min" for phase, seconds in self.seconds.items())
         return "\n".join([*lines, f"Took: {times}."]) + "\n\nOn held-out traffic:\n\n" + self.replay.text()
 
@@ -156,6 +160,7 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
         settings.output / WORK,
         info.threads,
     )
+    formats = choose_format(config, settings.output)
     write_trained(settings.output, [*parts.training, *parts.validation])
     trained = time.monotonic()
     survey = take_survey(
@@ -178,6 +183,7 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
         recorded=recorded,
         agreed=same,
         head=msgspec.to_builtins(head),
+        formats=formats,
         seconds={
             "answering": answered - began,
             "training": trained - answered,

@@ -18,6 +18,7 @@ from tenfold.speculate.drafter_folder import open_drafter
 from tenfold.speculate.head import HeadDrafter, unroll_arrays
 from tenfold.speculate.suffix import SuffixDrafter
 from tenfold.speculate.target import TargetModel
+from tenfold.speculate.trained_head import HeadFormat
 
 
 class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,12 +38,15 @@ def drafter_taps(graph: Graph, checkpoint: Checkpoint) -> tuple[str, ...]:
     return TargetModel(graph, checkpoint).taps()
 
 
-def compile_head(program: Program, graph: Graph, checkpoint: Checkpoint, folder: Path) -> RecurrentProgram:
-    """The head of a drafter's folder, beside its target's program, whose threads it shares.
+def compile_head(
+    program: Program, graph: Graph, checkpoint: Checkpoint, folder: Path, served: HeadFormat | None = None
+) -> RecurrentProgram:
+    """The head of a drafter's folder, beside its target's program, whose threads it shares. ``served``: held
+    so, and not as the drafter says.
 
     Raises ValueError for a drafter of another target, CheckpointError for a folder that is none.
     """
-    drafter = open_drafter(folder, TargetModel(graph, checkpoint))
+    drafter = open_drafter(folder, TargetModel(graph, checkpoint), served)
     try:
         head = NativeBackend().compile_recurrent(
             drafter.graph,

@@ -70,7 +70,7 @@ def measure_curve(
     # Pages that were never written may not be memory yet, and would be read faster than any real ones.
     for page in range(-(-cached // PAGE_ROWS)):
         program.write_page(page, bytes(info.page_bytes))
-    batches = {rows: _batch(cached, rows) for rows in counts}
+    batches = {rows: verification(cached, rows) for rows in counts}
     program.step(batches[1])
     times: dict[int, list[float]] = {rows: [] for rows in counts}
     deadline = clock() + budget_s
@@ -91,7 +91,7 @@ def measure_curve(
     return CostCurve(tuple(known), tuple(np.maximum.accumulate(quick).tolist()))
 
 
-def _batch(cached: int, rows: int) -> StepBatch:
+def verification(cached: int, rows: int) -> StepBatch:
     """A greedy step of ``rows`` rows of one sequence after ``cached`` ones, every row drawn."""
     pages = np.arange(-(-(cached + rows) // PAGE_ROWS), dtype=np.int32)
     return sequence_step(np.arange(1, rows + 1, dtype=np.int32), cached, pages, wanted=rows)

@@ -25,12 +25,9 @@ from tenfold.formats.matrix import Layout, Matrix
 from tenfold.graph.recurrent import RecurrentGraph
 from tenfold.models.recurrent_head import HeadConfig, recurrent_head
 from tenfold.speculate.target import Fingerprint, TargetModel, check_fingerprint
-from tenfold.speculate.trained_head import HeadEvidence, StartingHead, TrainedHead
+from tenfold.speculate.trained_head import HeadEvidence, HeadFormat, StartingHead, TrainedHead
 
 _DESCRIPTION, _WEIGHTS = "drafter.json", "head.safetensors"
-_SERVED = "q8"
-"""How a head is held in memory unless somebody asks otherwise. It is read anew for every draft, between two
-steps that take the caches for themselves, so its bytes are its cost; what 8 bits lose costs no acceptance."""
 
 
 class DrafterDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +44,9 @@ class DrafterDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     head: HeadConfig
     weights_sha256: str
     evidence: HeadEvidence
+    served: HeadFormat = "q8"
+    """How its matrices are held in memory. They are read anew for every draft, between two steps that take
+    the caches for themselves, so their bytes are what a draft costs."""
 
 
 class DrafterFolder:
@@ -64,6 +64,7 @@ class DrafterFolder:
             config=self.description.head,
             token_ids=self.description.token_ids,
             weights={name: self.checkpoint.own(name) for name in self.checkpoint.own_names},
+            served=self.description.served,
         )
 
     def close(self) -> None:
@@ -74,8 +75,16 @@ class DrafterFolder:
 class Overlay:
     """A `Checkpoint`: a drafter's weights over its target's."""
 
-    def __init__(self, path: str, weights: SafetensorsFile, target: Checkpoint, config: HeadConfig) -> None:
+    def __init__(
+        self,
+        path: str,
+        weights: SafetensorsFile,
+        target: Checkpoint,
+        config: HeadConfig,
+        served: HeadFormat,
+    ) -> None:
         self.path = path
+        self._served = served
         self.architecture = "recurrent-head"
         self.config: dict[str, Any] = msgspec.to_builtins(config)
         self._file = weights
@@ -109,7 +118,7 @@ class Overlay:
         own = self._own.get(name)
         if own is None:
             return self._target.place(name, requested)
-        return own.place(_SERVED if requested == "auto" else requested)
+        return own.place(self._served if requested == "auto" else requested)
 
     def rows(self, name: str, layout: Layout, block_rows: int = 0) -> Iterator[tuple[int, Matrix]]:
         """See `Checkpoint.rows`."""
@@ -137,13 +146,25 @@ def save_drafter(folder: str | os.PathLike[str], head: TrainedHead) -> None:
         head=head.config,
         weights_sha256=hashlib.sha256(data).hexdigest(),
         evidence=head.evidence,
+        served=head.served,
     )
     _replace(path / _WEIGHTS, data)
-    _replace(path / _DESCRIPTION, msgspec.json.format(msgspec.json.encode(description)))
+    _write_description(path, description)
 
 
-def open_drafter(folder: str | os.PathLike[str], target: TargetModel) -> DrafterFolder:
-    """Opens a drafter for its target.
+def serve_in(folder: str | os.PathLike[str], served: HeadFormat) -> None:
+    """Has a drafter held in this format from now on.
+
+    Raises CheckpointError for a folder that is none, OSError.
+    """
+    path = Path(folder)
+    _write_description(path, msgspec.structs.replace(_read_description(path / _DESCRIPTION), served=served))
+
+
+def open_drafter(
+    folder: str | os.PathLike[str], target: TargetModel, served: HeadFormat | None = None
+) -> DrafterFolder:
+    """Opens a drafter for its target. ``served``: to be held so instead of as it says itself.
 
     Raises CheckpointError for a folder that is none or damaged, ValueError if the target is not the one that
     it was made for, or has not the values that it taps.
@@ -162,7 +183,13 @@ def open_drafter(folder: str | os.PathLike[str], target: TargetModel) -> Drafter
         raise CheckpointError(f"{path / _WEIGHTS}: not the weights that {_DESCRIPTION} describes; damaged?")
     graph = recurrent_head(description.head)
     weights = SafetensorsFile(str(path / _WEIGHTS))
-    return DrafterFolder(description, graph, Overlay(str(path), weights, target.checkpoint, description.head))
+    held = served or description.served
+    overlay = Overlay(str(path), weights, target.checkpoint, description.head, held)
+    return DrafterFolder(description, graph, overlay)
+
+
+def _write_description(path: Path, description: DrafterDescription) -> None:
+    _replace(path / _DESCRIPTION, msgspec.json.format(msgspec.json.encode(description)))
 
 
 def _read_description(path: Path) -> DrafterDescription:

@@ -21,6 +21,7 @@ from tenfold.models.recurrent_head import (
     HeadConfig,
 )
 from tenfold.speculate.head_data import HeadData, Indices
+from tenfold.speculate.trained_head import HeadFormat
 
 _GROUP = 32
 _MOST_ROWS = 20_000
@@ -89,9 +90,9 @@ def initial_weights(
     return weights
 
 
-def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights as they are served: matrices of whole groups rounded to q8."""
-    layout = Layout(Format.Q8, group=_GROUP)
+def rounded(weights: Mapping[str, Tensor], served: HeadFormat) -> dict[str, Tensor]:
+    """The weights as they are served: matrices of whole groups rounded."""
+    layout = Layout(Format(served), group=_GROUP)
     return {
         name: torch.from_numpy(quantize(w.numpy(), layout).dequantize())
         if w.dim() == 2 and w.shape[1] % _GROUP == 0

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -36,6 +36,7 @@ from tenfold.speculate.trained_head import (
     CostCurve,
     EpochResult,
     HeadEvidence,
+    HeadFormat,
     HeadSettings,
     Progress,
     StartingHead,
@@ -366,7 +367,10 @@ class _Training:
         seconds = self._seconds()
         embedding = {self.config.embedding: self.table}
         plain = self.replay.run(self.graph, {**self.best, **embedding})
-        q8 = self.replay.run(self.graph, {**rounded(self.best), **embedding})
+        q8, q4 = (
+            self.replay.run(self.graph, {**rounded(self.best, served), **embedding})
+            for served in get_args(HeadFormat)
+        )
         return TrainedHead(
             config=self.config,
             token_ids=self.token_ids,
@@ -388,7 +392,9 @@ class _Training:
                 ended=ended,
                 validation=plain,
                 validation_q8=q8,
+                validation_q4=q4,
             ),
+            served="q8" if self.start is None else self.start.served,
         )
 
 

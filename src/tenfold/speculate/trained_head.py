@@ -12,6 +12,9 @@ from tenfold.backends.base import Floats
 from tenfold.models.recurrent_head import HeadConfig
 from tenfold.speculate.target import Fingerprint
 
+HeadFormat = Literal["q8", "q4"]
+"""What a head's matrices are held in while it serves."""
+
 
 class HeadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a head is made and trained."""
@@ -136,7 +139,13 @@ class HeadEvidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     validation: Replay
     """Of the weights that were kept, in float32."""
     validation_q8: Replay
-    """The same rounded to q8, as they are served."""
+    """The same rounded to q8."""
+    validation_q4: Replay | None = None
+    """The same rounded to q4; None in a drafter that is older than the choice."""
+
+    def validation_in(self, served: HeadFormat) -> Replay | None:
+        """The validation's replay by a head that is held so."""
+        return self.validation_q8 if served == "q8" else self.validation_q4
 
 
 class StartingHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,6 +155,7 @@ class StartingHead(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...]
     weights: dict[str, Floats]
     """All but the embedding table, for features as the target hands them back."""
+    served: HeadFormat = "q8"
 
 
 class TrainedHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,3 +169,4 @@ class TrainedHead(msgspec.Struct, frozen=True, kw_only=True):
     weights: dict[str, Floats]
     """All but the embedding table, for features as the target hands them back."""
     evidence: HeadEvidence
+    served: HeadFormat = "q8"
