@@ -146,7 +146,12 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
         "input",
         "input is too long: it has 513 tokens; the model's context is 512",
     ),
-    ({"input": ["a", "a" * 513]}, "context_length_exceeded", "input[1]", "input[1] is too long: it has 513 tokens"),
+    (
+        {"input": ["a", "a" * 513]},
+        "context_length_exceeded",
+        "input[1]",
+        "input[1] is too long: it has 513 tokens",
+    ),
     ({"input": "a" * 9999}, "context_length_exceeded", "input", "input is too long: it has 9999 bytes"),
     ({"input": "a", "encoding_format": "int8"}, "invalid_value", "encoding_format", '"float" or "base64"'),
     ({"input": "a", "dimensions": 0}, "invalid_value", "dimensions", "an integer from 1"),
