@@ -142,8 +142,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise OptionError(f"{field} is {value}; it must be from {lowest} to {highest}", field)
         if not self.workers and self.accept_workers is None:
             raise OptionError(
-                f"workers is 0; it must be from 1 to {LIMITS['workers'][1]}, or accept_workers must be given, "
-                "for others that join",
+                f"workers is 0; it must be from 1 to {LIMITS['workers'][1]}, or accept_workers must be "
+                "given, for others that join",
                 *("workers", "accept_workers"),
             )
         for field in ("kv_memory_bytes", "kv_disk_bytes"):
