@@ -89,7 +89,8 @@ def cluster() -> None:
     "--launcher",
     type=click.Choice(("local", "ray")),
     default="local",
-    help="Who places workers and starts them again: local, on this machine; ray, on the nodes of a Ray cluster.",
+    help="Who places workers and starts them again: local, on this machine; ray, on the nodes of a Ray "
+    "cluster.",
 )
 @click.option(
     "--ray-address",

@@ -104,11 +104,11 @@ class ActorProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         """Until it has ended. Raises subprocess.TimeoutExpired."""
-        if self._end is not None and self._code is None:
-            if not ray.wait([self._end], timeout=timeout)[0]:
+        if self._code is None:
+            if self._end is None or not ray.wait([self._end], timeout=timeout)[0]:
                 raise subprocess.TimeoutExpired(self._name, timeout or 0.0)
-            self.kill()
-        return self._code or 0
+            self._gone("ended")
+        return 0
 
     def kill(self) -> None:
         """The actor, and so its worker."""
@@ -132,7 +132,7 @@ class ActorProcess:
             self._waiting_said = True
             free = ray.available_resources().get("CPU", 0)
             log.warning(
-                "%s waits for a place: it needs a node with %d free CPUs, and the Ray cluster has %g free in all",
+                "%s waits for a place: it needs a node with %d free CPUs, and all nodes have %g free",
                 self._name,
                 self._cpus,
                 free,

@@ -45,7 +45,7 @@ class RayLauncher:
         there or does not fit."""
         if importlib.util.find_spec("ray") is None:
             raise ValueError('Ray is not installed: pip install "tenfold[ray]", or leave out --launcher ray')
-        # Read when Ray is imported, so nothing may import it before. It would tell its makers of each cluster.
+        # Ray would tell its makers of each cluster; it reads this when it is imported.
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         self._runtime = runtime
         self._folder = folder
@@ -129,12 +129,12 @@ class RayLauncher:
 
 def find_ray(address: str | None) -> str | None:
     """HOST:PORT of the Ray cluster to use: ``address``; else what RAY_ADDRESS says; else the one that `ray
-    start` has begun on this machine. None: there is none, or ``local`` asks for none. Raises ValueError for one
-    that does not answer: Ray itself would try for minutes and then end the process."""
+    start` has begun on this machine. None: there is none, or ``local`` asks for none. Raises ValueError for
+    one that does not answer: Ray itself would try for minutes and then end the process."""
     file = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray" / "ray_current_cluster"
     found, remedy = (
         address,
-        "say --ray-address HOST:PORT of its head, or --ray-address local for one of our own",
+        "give --ray-address HOST:PORT of its head, or --ray-address local",
     )
     if found is None and (found := os.environ.get("RAY_ADDRESS") or None) is not None:
         remedy = f"RAY_ADDRESS says so; unset it, or {remedy}"
@@ -164,13 +164,13 @@ def join_ray(address: str) -> None:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except ray.exceptions.AuthenticationError as error:
         raise ValueError(
-            f"the Ray cluster at {address} wants a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to "
-            f"the file that has it ({first_line(error)})"
+            f"the Ray cluster at {address} wants a token ({first_line(error)}): set RAY_AUTH_MODE=token, and "
+            "RAY_AUTH_TOKEN_PATH to the file that has it"
         ) from None
     except Exception as error:
         raise ValueError(
-            f"cannot join the Ray cluster at {address} ({first_line(error)}); this machine must be a node of it: "
-            f"ray start --address={address}"
+            f"cannot join the Ray cluster at {address} ({first_line(error)}); this machine must be a node of "
+            f"it: ray start --address={address}"
         ) from None
 
 
