@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from tenfold.cli import main
-from tenfold.cluster import ray_launcher, supervisor
+from tenfold.cluster import supervisor
 from tenfold.cluster.options import WorkerOptions
 from tenfold.cluster.processes import Kept
 from tenfold.cluster.ray_launcher import RayLauncher, check_nodes, find_ray
@@ -187,9 +187,7 @@ def test_nodes_that_do_not_fit(
 def test_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise: the error says what to install."""
     found = importlib.util.find_spec
-    monkeypatch.setattr(
-        ray_launcher.importlib.util, "find_spec", lambda name: None if name == "ray" else found(name)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else found(name))
     with pytest.raises(ValueError, match=r'pip install "tenfold\[ray\]"'):
         RayLauncher(Runtime(), tmp_path, False, None, workers=1, threads=1)
 
