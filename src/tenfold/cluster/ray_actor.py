@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import time
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from tenfold.cluster.processes import Kept, Running
 from tenfold.cluster.supervisor import Job, Report, Supervisor
@@ -18,10 +19,12 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 """An actor is asked that often how its worker does."""
-HUNG_S = 20.0
-"""An actor that has answered and does not for so long is killed."""
-PLACE_S = 10.0
+HUNG_S = 60.0
+"""An actor that has answered and does not for so long is killed. Its worker may well be at work."""
+PLACE_S = 20.0
 """After so long without a place for a worker, that is said."""
+MOST_CHARACTERS = 300
+"""Of what Ray says about an end."""
 
 
 class TenfoldWorker(Supervisor):
@@ -32,6 +35,10 @@ class TenfoldWorker(Supervisor):
         given; other nodes it reaches at the one by which Ray does."""
         here = ray.get_runtime_context().get_node_id()
         super().__init__(job, job.runtime.address if here == home else ray.util.get_node_ip_address())
+        if (niceness := os.nice(0)) > os.getpriority(os.PRIO_PROCESS, os.getppid()):
+            self.say(
+                f"{job.name} has niceness {niceness}: start Ray with RAY_worker_niceness=0 for full speed"
+            )
 
 
 class KeptActor(Kept):
@@ -71,7 +78,7 @@ class ActorProcess:
         self._cpus = cpus
         self._code: int | None = None
         self._asked: Any = None
-        self._asked_at = time.monotonic()
+        self._asked_at = self._answered_at = time.monotonic()
         self._place: str | None = None
         self._waiting_said = False
         self._end: Any = None
@@ -91,6 +98,9 @@ class ActorProcess:
         asked, self._asked = self._asked, None
         try:
             self._take(ray.get(asked))
+            self._answered_at = now
+        except ActorUnavailableError:
+            self._wait_for_report(now)  # Ray does not know yet whether its node is gone
         except RayError as error:
             self._gone(last_line(error))
         return self._code
@@ -126,13 +136,13 @@ class ActorProcess:
 
     def _wait_for_report(self, now: float) -> None:
         if self._place is not None:
-            if now > self._asked_at + HUNG_S:
+            if now > self._answered_at + HUNG_S:
                 self._gone(f"its actor on node {self._place} does not answer")
-        elif now > self._asked_at + PLACE_S and not self._waiting_said:
+        elif now > self._answered_at + PLACE_S and not self._waiting_said:
             self._waiting_said = True
             free = ray.available_resources().get("CPU", 0)
             log.warning(
-                "%s waits for a place: it needs a node with %d free CPUs, and all nodes have %g free",
+                "%s has not begun: Ray is starting it, or waits for a node with %d free CPUs (all nodes have %g)",
                 self._name,
                 self._cpus,
                 free,
@@ -146,4 +156,4 @@ class ActorProcess:
 def last_line(error: BaseException) -> str:
     """Of its text: where Ray has what was raised in an actor."""
     lines = str(error).strip().splitlines()
-    return lines[-1].strip() if lines else type(error).__name__
+    return lines[-1].strip()[:MOST_CHARACTERS] if lines else type(error).__name__

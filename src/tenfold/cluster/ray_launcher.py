@@ -99,9 +99,14 @@ class RayLauncher:
         token.touch(0o600)
         token.write_text(secrets.token_hex(32))
         os.environ.pop("RAY_AUTH_TOKEN", None)
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # what Ray does there: loopback
+        os.environ.update(
+            {
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN_PATH": str(token),
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # there it has only loopback
+                "RAY_worker_niceness": "0",  # engines would inherit its 15
+            }
+        )
         log.info("Starting a Ray on this machine")
         import ray
 

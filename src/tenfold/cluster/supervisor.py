@@ -79,6 +79,10 @@ class Supervisor:
             lines.append(self._lines.popleft())
         return Report(address=self._address, output=str(self._output), pid=self._kept.pid, lines=lines)
 
+    def say(self, line: str) -> None:
+        """In the next report."""
+        self._lines.append(line)
+
     def end(self) -> None:
         """Tells the worker to take its leave, and waits for it."""
         if self._refused is None:
