@@ -142,7 +142,7 @@ class ActorProcess:
             self._waiting_said = True
             free = ray.available_resources().get("CPU", 0)
             log.warning(
-                "%s has not begun: Ray is starting it, or waits for a node with %d free CPUs (all nodes have %g)",
+                "%s has not begun: Ray starts it, or waits for a node with %d free CPUs (all nodes have %g)",
                 self._name,
                 self._cpus,
                 free,

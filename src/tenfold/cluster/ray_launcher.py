@@ -105,20 +105,24 @@ class RayLauncher:
                 "RAY_AUTH_TOKEN_PATH": str(token),
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # there it has only loopback
                 "RAY_worker_niceness": "0",  # engines would inherit its 15
+                "RAY_raylet_start_wait_time_s": "120",  # its 30 are too few for a busy machine
             }
         )
         log.info("Starting a Ray on this machine")
         import ray
 
-        ray.init(
-            LOCAL,
-            num_cpus=cpus,
-            object_store_memory=_OBJECTS_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=f"{self._own.name}/r",
-        )
+        try:
+            ray.init(
+                LOCAL,
+                num_cpus=cpus,
+                object_store_memory=_OBJECTS_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=f"{self._own.name}/r",
+            )
+        except Exception as error:
+            raise ValueError(f"Ray does not start on this machine: {first_line(error)}") from error
 
     def _nodes(self) -> dict[str, float]:
         """CPUs of the nodes that have some, by address."""
@@ -167,15 +171,11 @@ def join_ray(address: str) -> None:
 
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except ray.exceptions.AuthenticationError as error:
-        raise ValueError(
-            f"the Ray cluster at {address} wants a token ({first_line(error)}): set RAY_AUTH_MODE=token, and "
-            "RAY_AUTH_TOKEN_PATH to the file that has it"
-        ) from None
     except Exception as error:
         raise ValueError(
-            f"cannot join the Ray cluster at {address} ({first_line(error)}); this machine must be a node of "
-            f"it: ray start --address={address}"
+            f"cannot join the Ray cluster at {address} ({first_line(error)}): this machine must be a node of it "
+            f"(ray start --address={address}), and if it has a token, RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN_PATH, the file with it, must be set"
         ) from None
 
 
