@@ -173,8 +173,8 @@ def join_ray(address: str) -> None:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         raise ValueError(
-            f"cannot join the Ray cluster at {address} ({first_line(error)}): this machine must be a node of it "
-            f"(ray start --address={address}), and if it has a token, RAY_AUTH_MODE=token and "
+            f"cannot join the Ray cluster at {address} ({first_line(error)}): this machine must be a node "
+            f"of it (ray start --address={address}), and if it has a token, RAY_AUTH_MODE=token and "
             "RAY_AUTH_TOKEN_PATH, the file with it, must be set"
         ) from None
 
