@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 CONNECT_S = 5.0
 LOCAL = "local"
 """Ray's word for one of our own."""
+_ATTEMPTS = 2
+"""Ray ends where its agents take longer than 15 s to start, as on a busy machine."""
 _OBJECTS_BYTES = 80 << 20
 """About the least that Ray takes; nothing here puts objects into its store."""
 
@@ -105,24 +107,28 @@ class RayLauncher:
                 "RAY_AUTH_TOKEN_PATH": str(token),
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # there it has only loopback
                 "RAY_worker_niceness": "0",  # engines would inherit its 15
-                "RAY_raylet_start_wait_time_s": "120",  # its 30 are too few for a busy machine
             }
         )
         log.info("Starting a Ray on this machine")
         import ray
 
-        try:
-            ray.init(
-                LOCAL,
-                num_cpus=cpus,
-                object_store_memory=_OBJECTS_BYTES,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _temp_dir=f"{self._own.name}/r",
-            )
-        except Exception as error:
-            raise ValueError(f"Ray does not start on this machine: {first_line(error)}") from error
+        for attempt in range(_ATTEMPTS):
+            try:
+                ray.init(
+                    LOCAL,
+                    num_cpus=cpus,
+                    object_store_memory=_OBJECTS_BYTES,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _temp_dir=f"{self._own.name}/r{attempt}",
+                )
+                return
+            except Exception as error:
+                why = first_line(error)
+                log.error("Ray did not start: %s", why)
+                ray.shutdown()
+        raise ValueError(f"Ray does not start on this machine: {why}")
 
     def _nodes(self) -> dict[str, float]:
         """CPUs of the nodes that have some, by address."""
