@@ -82,6 +82,19 @@ def main() -> None:
     cluster.run(lambda seconds: print(json.dumps({"seconds": seconds}), flush=True))
 
 
+def children(pid: int) -> list[int]:
+    """Of a process; none where it is gone."""
+    with contextlib.suppress(OSError):
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return []
+
+
+def descendants(pid: int) -> list[int]:
+    """Its children, and theirs."""
+    return [each for child in children(pid) for each in (child, *descendants(child))]
+
+
 class ClusterProcess:
     """A running cluster."""
 
@@ -93,22 +106,16 @@ class ClusterProcess:
     def pids(self, entry: str) -> list[int]:
         """Of its processes by their entry (`tenfold.cluster.children`): worker, front, broker."""
         found = []
-        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            for pid in (task / "children").read_text().split():
-                with contextlib.suppress(OSError):
-                    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                    if any(f"import {entry}\n" in word for word in words):
-                        found.append(int(pid))
+        for pid in descendants(self.process.pid):
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                if any(f"import {entry}\n" in word for word in words):
+                    found.append(pid)
         return found
 
     def engine_of(self, worker: int) -> int:
         """The engine's process of a worker's."""
-        children = [
-            int(pid)
-            for task in Path(f"/proc/{worker}/task").iterdir()
-            for pid in (task / "children").read_text().split()
-        ]
-        (engine,) = children
+        (engine,) = children(worker)
         return engine
 
     def workers(self) -> int:
@@ -170,6 +177,7 @@ def running_cluster(
             stderr=errors,
             text=True,
             cwd=ROOT,
+            start_new_session=True,  # so that all its processes can be sent a Ctrl-C
             # The engine's builder is of the tests.
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         )

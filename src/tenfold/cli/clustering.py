@@ -7,7 +7,7 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from msgspec.structs import replace
@@ -92,6 +92,19 @@ def cluster() -> None:
     help="Of this machine in the cluster's network, which must be private: nothing there is authenticated.",
 )
 @click.option("--etcd", is_flag=True, help="Start an etcd: workers of other machines need one.")
+@click.option(
+    "--launcher",
+    type=click.Choice(("local", "ray")),
+    default="local",
+    help="Who places workers and starts them again: local, on this machine; ray, on the nodes of a Ray "
+    "cluster.",
+)
+@click.option(
+    "--ray-address",
+    metavar="HOST:PORT",
+    help="With --launcher ray: the cluster's head; local for a Ray of its own on this machine. Default: "
+    "RAY_ADDRESS, or what `ray start` has begun here, or else local.",
+)
 @click.option("--namespace", default="tenfold", help="Tells clusters apart that share an etcd.")
 @click.option(
     "--dir",
@@ -115,6 +128,8 @@ def up(
     decode: int | None,
     address: str,
     etcd: bool,
+    launcher: Literal["local", "ray"],
+    ray_address: str | None,
     namespace: str,
     folder: Path | None,
     secret_file: str | None,
@@ -127,6 +142,7 @@ def up(
       tenfold cluster up smollm2 --workers 2
       tenfold cluster up smollm2 --prefill 1 --decode 1
       tenfold cluster up smollm2 --workers 1 --etcd --address 10.0.0.1 --host 0.0.0.0
+      tenfold cluster up smollm2 --workers 8 --launcher ray --etcd --address 10.0.0.1
 
     What ends is started again; requests of a worker that dies or hangs go on at another. Ctrl-C ends all.
     Needs tenfold[dynamo] and ai-dynamo 1.6.1: see docs/cluster.md.
@@ -135,6 +151,8 @@ def up(
         raise click.UsageError("--prefill and --decode belong together: a prompt needs both")
     if workers is not None and prefill is not None:
         raise click.UsageError("say --workers N, or --prefill P --decode D")
+    if ray_address is not None and launcher != "ray":
+        raise click.UsageError("--ray-address needs --launcher ray")
     roles = ("mixed",) * (workers or 1)
     if prefill is not None and decode is not None:
         roles = ("prefill",) * prefill + ("decode",) * decode
@@ -158,13 +176,17 @@ def up(
             address=address,
             namespace=namespace,
             etcd=etcd,
+            launcher=launcher,
+            ray_address=ray_address,
+            shared=folder is not None,
         )
     )
 
     def ready(seconds: float) -> None:
         body = f'{{"model": "{config.model_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
         curl = ["curl", f"{here.url}/v1/chat/completions", "-H", "content-type: application/json", "-d", body]
-        click.echo(f"Ready after {seconds:.1f} s. Logs are in {made}/logs. Try:\n  {shlex.join(curl)}")
+        where = f"Logs are in {made}/logs{', each of its own node' if launcher == 'ray' else ''}."
+        click.echo(f"Ready after {seconds:.1f} s. {where} Try:\n  {shlex.join(curl)}")
         if (command := here.further()) is not None:
             click.echo(f"On further machines, with the same Tenfold and model:\n  {command}")
         else:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import msgspec
-
-from tenfold.cluster.children import command
+from tenfold.cluster.launcher import kept_worker
 from tenfold.cluster.model_folder import write_model_folder
 from tenfold.cluster.options import WorkerOptions
-from tenfold.cluster.ports import bracketed, free_ports
-from tenfold.cluster.processes import Kept, keep
-from tenfold.cluster.runtime import Runtime, check_version, worker_environment
+from tenfold.cluster.processes import keep
+from tenfold.cluster.runtime import Runtime, check_version
 from tenfold.protocol import EngineSettings
 
 
@@ -32,7 +29,4 @@ def keep_worker(settings: EngineSettings, served_name: str, role: str, runtime: 
             discovery=runtime.discovery,
             registry=runtime.folder,
         )
-        (port,) = free_ports(runtime.address, 1)
-        run = command("worker", msgspec.json.encode(options).decode())
-        probe = f"http://{bracketed(runtime.address)}:{port}/"
-        keep([Kept("the worker", run, worker_environment(runtime, port), probe=probe)])
+        keep([kept_worker("the worker", options, runtime)])

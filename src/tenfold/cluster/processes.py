@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from tenfold.cluster.probe import Probe
 
@@ -28,6 +29,17 @@ STOP_S = 15.0
 POLL_S = 0.05
 MOST_FAILURES = 3
 """So many questions without an answer, and a process is killed."""
+
+
+class Running(Protocol):
+    """A process that was started: what is used of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def send_signal(self, sig: int) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
 
 
 class Kept:
@@ -49,7 +61,7 @@ class Kept:
         self._variables = variables
         self._url = probe
         self._probe: Probe | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Running | None = None
         self._started_at = 0.0
         self._short_lives = 0
         self._due = 0.0
@@ -63,14 +75,12 @@ class Kept:
         """Starts it where it is not there, once its time has come."""
         if self._process is not None and (code := self._process.poll()) is not None:
             lived_s = now - self._started_at
-            self._process = None
             self._close_probe()
             self._short_lives = 0 if lived_s >= HEALTHY_AFTER_S else self._short_lives + 1
             delay = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._short_lives - 1)) if self._short_lives else 0.0
-            why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-            if self.output is not None:
-                why += f"; {self.output}"
+            why = self.why(code)
             log.error("%s ended after %.0f s (%s); again in %.1f s", self.name, lived_s, why, delay)
+            self._process = None
             self._due = now + delay
         if self._probe is not None and self._probe.failures >= MOST_FAILURES:
             log.error("%s does not answer: killing it", self.name)
@@ -78,6 +88,25 @@ class Kept:
             self.signal(signal.SIGKILL)
         if self._process is None and now >= self._due:
             self._start(now)
+
+    def why(self, code: int) -> str:
+        """It ended, in words."""
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return how if self.output is None else f"{how}; {self.output}"
+
+    def spawn(self) -> Running:
+        """Starts the process."""
+        with contextlib.ExitStack() as stack:
+            output = None if self.output is None else stack.enter_context(self.output.open("ab"))
+            # In a session of its own: Ctrl-C in the terminal is for us, and we end it in order.
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self._variables},
+                start_new_session=True,
+            )
 
     def signal(self, number: int) -> None:
         """To the process, if it is there."""
@@ -104,17 +133,7 @@ class Kept:
         self.starts += 1
         self._probe = None if self._url is None else Probe(self._url)
         self._started_at = now
-        with contextlib.ExitStack() as stack:
-            output = None if self.output is None else stack.enter_context(self.output.open("ab"))
-            # In a session of its own: Ctrl-C in the terminal is for us, and we end it in order.
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **self._variables},
-                start_new_session=True,
-            )
+        self._process = self.spawn()
 
 
 def keep(processes: Sequence[Kept], often: Callable[[], None] = lambda: None) -> None:

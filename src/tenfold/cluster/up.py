@@ -10,21 +10,17 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from tenfold.cluster.children import command
+from tenfold.cluster.launcher import Launcher, LocalLauncher
 from tenfold.cluster.model_folder import write_model_folder
 from tenfold.cluster.options import WorkerOptions
-from tenfold.cluster.ports import bracketed, free_or, free_ports
+from tenfold.cluster.ports import bracketed, free_or
 from tenfold.cluster.processes import Kept, keep
-from tenfold.cluster.runtime import (
-    Runtime,
-    check_version,
-    front_arguments,
-    front_environment,
-    worker_environment,
-)
+from tenfold.cluster.runtime import Runtime, check_version, front_arguments, front_environment
 from tenfold.protocol import EngineSettings
 
 log = logging.getLogger(__name__)
@@ -51,6 +47,11 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     address: str = "127.0.0.1"
     namespace: str = "tenfold"
     etcd: bool = False
+    launcher: Literal["local", "ray"] = "local"
+    ray_address: str | None = None
+    """HOST:PORT, or ``local`` for a Ray of our own; None: see `tenfold.cluster.ray_launcher.find_ray`."""
+    shared: bool = False
+    """``folder`` may be there on further machines too."""
     builder: str | None = None
 
 
@@ -84,6 +85,7 @@ class Cluster:
         front = command("front", *front_arguments(self.runtime, config.host, config.port))
         self._add("front", front, front_environment(self.runtime), f"{self.url}/live")
         hole = write_model_folder(Path(config.settings.model), folder / "model")
+        self.launcher = self._launcher()
         for number, role in enumerate(config.roles):
             options = WorkerOptions(
                 settings=config.settings,
@@ -96,11 +98,7 @@ class Cluster:
                 registry="" if config.etcd else str(store),
                 **({} if config.builder is None else {"builder": config.builder}),
             )
-            (port,) = free_ports(config.address, 1)
-            encoded = msgspec.json.encode(options).decode()
-            variables = worker_environment(self.runtime, port)
-            probe = f"http://{bracketed(config.address)}:{port}/"
-            self._add(f"worker-{number}", command("worker", encoded), variables, probe)
+            self.processes.append(self.launcher.worker(f"worker-{number}", options))
 
     def run(self, ready: Callable[[float], None]) -> None:
         """Starts all and watches until SIGINT or SIGTERM; ``ready`` is called when the first requests are
@@ -116,7 +114,10 @@ class Cluster:
                 if told := self.workers_up() >= len(self.config.roles):
                     ready(now - began)
 
-        keep(self.processes, look)
+        try:
+            keep(self.processes, look)
+        finally:
+            self.launcher.close()
 
     def workers_up(self) -> int:
         """Workers that the front sends requests to."""
@@ -140,6 +141,22 @@ class Cluster:
                 *("--etcd", self.runtime.etcd, "--events", self.runtime.events),
                 *("--address", "ITS-OWN-ADDRESS"),
             ]
+        )
+
+    def _launcher(self) -> Launcher:
+        """Where workers are to run. Raises ValueError where that cannot be."""
+        config = self.config
+        if config.launcher == "local":
+            return LocalLauncher(self.runtime, config.folder / "logs")
+        from tenfold.cluster.ray_launcher import RayLauncher
+
+        return RayLauncher(
+            self.runtime,
+            config.folder,
+            config.shared,
+            config.ray_address,
+            workers=len(config.roles),
+            threads=config.settings.threads,
         )
 
     def _add(
