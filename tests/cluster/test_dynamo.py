@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -238,25 +240,54 @@ def test_the_front_is_killed(cluster: ClusterProcess, server: Server) -> None:
     assert answer(cluster.url, body(4)) == answer(server.url, body(4))
 
 
-def test_prefill_and_decode(model: Path, server: Server, tmp_path: Path) -> None:
+FRESH = itertools.count()
+
+
+def handed_over(cluster: ClusterProcess) -> bool:
+    """Whether the pages of a new prompt come from a prefill worker. It must be answered in any case."""
+    asked = {"model": NAME, "prompt": f"Number {next(FRESH)}: " + "the long road " * 20, "max_tokens": 2}
+    response = httpx.post(f"{cluster.url}/v1/completions", json=asked, timeout=60)
+    assert response.status_code == 200, response.text + cluster.logs()
+    return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]) > 100
+
+
+@pytest.fixture(scope="module")
+def split(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
+    with running_cluster(tmp_path_factory.mktemp("split"), model, ("prefill", "decode")) as cluster:
+        yield cluster
+
+
+def test_prefill_and_decode(split: ClusterProcess, server: Server) -> None:
     """Promise: with prompts computed by one worker and answers by another the texts are those of one machine,
     under constraints, for prompts of less than a page and for one that takes longer than a silent stream may;
-    pages do go from one to the other; and a prefill worker that is killed comes back."""
-    with running_cluster(tmp_path, model, ("prefill", "decode")) as cluster:
-        cluster.wait_for_workers(2)
-        asked = [body(0), body(5), body(7, temperature=0), body(3, response_format={"type": "json_object"})]
-        long = {**body(9), "messages": [{"role": "user", "content": "the long road " * 1200}]}
-        for each in (*asked, long):
-            assert answer(cluster.url, each) == answer(server.url, each), cluster.logs()
-        answered = httpx.post(f"{cluster.url}/v1/chat/completions", json=body(11), timeout=60).json()
-        details = answered["usage"]["prompt_tokens_details"]
-        assert details["cached_tokens"] > 100, details
-        victim = cluster.pids("worker")[0]
+    and pages do go from one to the other."""
+    asked = [body(0), body(5), body(7, temperature=0), body(3, response_format={"type": "json_object"})]
+    long = {**body(9), "messages": [{"role": "user", "content": "the long road " * 1200}]}
+    for each in (*asked, long):
+        assert answer(split.url, each) == answer(server.url, each), split.logs()
+    assert handed_over(split)
+
+
+@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_last_prefill_worker_is_lost(split: ClusterProcess, server: Server, what: signal.Signals) -> None:
+    """Promise: a decode worker without prefill workers prefills for itself: no request fails, whether its
+    prompt was being computed or it came later; texts are those of one machine; and prompts are computed by a
+    prefill worker again once there is one."""
+    wait_for(lambda: handed_over(split), 60)
+    (victim,) = split.pids("worker", "prefill")
+    roads = [{"role": "user", "content": "a road " * 300}]
+    before = [body(number, messages=roads) for number in range(4)]
+    after = [body(number) for number in range(12, 16)]
+    expected = [answer(server.url, each) for each in (*before, *after)]
+    with ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(Streamed, split.url, each) for each in before]
+        time.sleep(0.3)
+        os.kill(victim, what)
+        streams += [pool.submit(Streamed, split.url, each) for each in after]
+        assert not handed_over(split)
+        got = [stream.result() for stream in streams]
+    assert [each.all for each in got] == expected, split.logs()
+    assert max(each.gap_s for each in got) < LONGEST_GAP_S
+    with contextlib.suppress(ProcessLookupError):
         os.kill(victim, signal.SIGKILL)
-
-        def served() -> bool:
-            again = httpx.post(f"{cluster.url}/v1/chat/completions", json=body(4), timeout=60)
-            return again.status_code == 200
-
-        wait_for(served, 60)
-        assert answer(cluster.url, body(4)) == answer(server.url, body(4))
+    wait_for(lambda: handed_over(split), 60)

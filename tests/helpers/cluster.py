@@ -90,14 +90,17 @@ class ClusterProcess:
         self.url = url
         self.folder = folder
 
-    def pids(self, entry: str) -> list[int]:
-        """Of its processes by their entry (`tenfold.cluster.children`): worker, front, broker."""
+    def pids(self, entry: str, role: str = "") -> list[int]:
+        """Of its processes by their entry (`tenfold.cluster.children`): worker, front, broker; of workers in
+        a ``role``."""
         found = []
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             for pid in (task / "children").read_text().split():
                 with contextlib.suppress(OSError):
                     words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                    if any(f"import {entry}\n" in word for word in words):
+                    if not any(f"import {entry}\n" in word for word in words):
+                        continue
+                    if not role or any(f'"role":"{role}"' in word for word in words):
                         found.append(int(pid))
         return found
 
