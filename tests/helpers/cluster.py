@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 
 from tenfold.backends.base import ProgramInfo
+from tenfold.bench.cluster import children, kept_processes
 from tenfold.checkpoint.tokenizer_base import byte_level_alphabet
 from tenfold.cluster.ports import free_ports
+from tenfold.cluster.probe import known_workers
 from tenfold.cluster.up import Cluster, ClusterConfig
 from tenfold.engine.engine import Engine
 from tenfold.protocol import Chunk, EngineSettings
@@ -91,41 +92,17 @@ class ClusterProcess:
         self.folder = folder
 
     def pids(self, entry: str, role: str = "") -> list[int]:
-        """Of its processes by their entry (`tenfold.cluster.children`): worker, front, broker; of workers in
-        a ``role``."""
-        found = []
-        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            for pid in (task / "children").read_text().split():
-                with contextlib.suppress(OSError):
-                    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                    if not any(f"import {entry}\n" in word for word in words):
-                        continue
-                    if not role or any(f'"role":"{role}"' in word for word in words):
-                        found.append(int(pid))
-        return found
+        """Of its processes: see `kept_processes`."""
+        return kept_processes(self.process.pid, entry, role)
 
     def engine_of(self, worker: int) -> int:
         """The engine's process of a worker's."""
-        children = [
-            int(pid)
-            for task in Path(f"/proc/{worker}/task").iterdir()
-            for pid in (task / "children").read_text().split()
-        ]
-        (engine,) = children
+        (engine,) = children(worker)
         return engine
 
     def workers(self) -> int:
         """How many the front knows."""
-        try:
-            answer = httpx.get(f"{self.url}/health", timeout=5).json()
-            served = httpx.get(f"{self.url}/v1/models", timeout=5).json()["data"]
-        except (httpx.HTTPError, ValueError):
-            return 0
-        return (
-            len({each["instance_id"] for each in answer["instances"] if each["endpoint"] == "generate"})
-            if served
-            else 0
-        )
+        return known_workers(self.url)
 
     def wait_for_workers(self, count: int) -> None:
         wait_for(lambda: self.workers() >= count and len(self.pids("worker")) >= count, 90)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from dynamo.llm import KvRouter, KvRouterConfig
 from dynamo.runtime import DistributedRuntime
 
 from tenfold.cluster.asked import HANDOFF
-from tenfold.cluster.runtime import PREFILL_LOAD_SCALE
+from tenfold.cluster.runtime import PREFILL_LOAD_SCALE, SYSTEM_PORT
 from tenfold.config import PAGE_ROWS
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,11 @@ class PrefillWorkers:
 
     def __init__(self, namespace: str, discovery: str) -> None:
         loop = asyncio.get_running_loop()
+        # This process has a server for its health already, and needs no second one at the same port.
+        port = os.environ.pop(SYSTEM_PORT, None)
         self._runtime: Any = DistributedRuntime(loop, discovery, "tcp", event_plane="zmq")
+        if port is not None:
+            os.environ[SYSTEM_PORT] = port
         endpoint = self._runtime.endpoint(f"{prefill_namespace(namespace)}.{COMPONENT}.generate")
         self._router: Any = KvRouter(
             endpoint, PAGE_ROWS, KvRouterConfig(prefill_load_scale=PREFILL_LOAD_SCALE)
