@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +117,15 @@ class ClusterProcess:
 
 @contextlib.contextmanager
 def running_cluster(
-    folder: Path, model: Path, roles: tuple[str, ...] = ("mixed", "mixed"), **config: Any
+    folder: Path,
+    model: Path,
+    roles: tuple[str, ...] = ("mixed", "mixed"),
+    within: Sequence[str] = (),
+    engine: Mapping[str, Any] | None = None,
+    **config: Any,
 ) -> Iterator[ClusterProcess]:
-    """A cluster with slow engines; in the end it must stop in order."""
+    """A cluster with slow engines; in the end it must stop in order. ``within``: what stands before its
+    command; ``engine``: further settings."""
     (port,) = free_ports("127.0.0.1", 1)
     settings = EngineSettings(
         model=str(model),
@@ -131,6 +137,7 @@ def running_cluster(
         page_tokens=True,
         transfer=roles[0] != "mixed",
         workers=len(roles),
+        **(engine or {}),
     )
     full = ClusterConfig(
         settings=settings,
@@ -145,7 +152,7 @@ def running_cluster(
     encoded = msgspec.json.encode(full, enc_hook=str).decode()
     with (folder / "up.log").open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from tests.helpers.cluster import main; main()", encoded],
+            [*within, sys.executable, "-c", "from tests.helpers.cluster import main; main()", encoded],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -153,7 +160,7 @@ def running_cluster(
             # The engine's builder is of the tests.
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         )
-    cluster = ClusterProcess(process, f"http://127.0.0.1:{port}", folder)
+    cluster = ClusterProcess(process, f"http://{full.host}:{port}", folder)
     assert process.stdout is not None
     with process, process.stdout:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -58,6 +59,7 @@ class ClusterServer:
     ) -> None:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(60)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def kept_processes(keeper: int, entry: str, role: str = "") -> list[int]:
