@@ -221,7 +221,7 @@ async def read_whole(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str
 async def read_stream(
     http: httpx.AsyncClient, body: dict[str, Any], came: Callable[[], None] = lambda: None
 ) -> tuple[str, str]:
-    """The same of a stream; ``came`` is called with each event."""
+    """The same of a stream; ``came`` is called with each piece of text."""
     texts: list[str] = []
     ends: list[str] = []
     async with http.stream("POST", PATH, json=body) as response:
@@ -238,7 +238,6 @@ async def read_stream(
                 continue
             if not line.startswith("data: {"):
                 raise Violation(f"the stream has a line {line[:200]!r}")
-            came()
             event = json.loads(line.removeprefix("data: "))
             if "error" in event:
                 ends.append("error")
@@ -247,6 +246,8 @@ async def read_stream(
                 if ends:
                     raise Violation(f"text after {ends}")
                 texts.append(choice["delta"].get("content") or "")
+                if texts[-1]:
+                    came()
                 if choice["finish_reason"]:
                     ends.append(choice["finish_reason"])
     if ends == ["error"]:
