@@ -215,7 +215,8 @@ async def read_whole(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str
     (choice,) = found["choices"]
     if choice["finish_reason"] not in ("stop", "length"):
         raise Violation(f"finish reason {choice['finish_reason']}")
-    return choice["message"]["content"], choice["finish_reason"]
+    # Of an answer without text the one front says "", the other null.
+    return choice["message"]["content"] or "", choice["finish_reason"]
 
 
 async def read_stream(

@@ -18,13 +18,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import random
 import signal
 import sys
 import time
+import urllib.request
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,6 +36,7 @@ from chaos import Violation, read_stream, read_whole, requests_of, send_signal
 from tenfold.bench.cluster import ClusterServer, children
 from tenfold.bench.figures import table
 from tenfold.bench.script import run_script
+from tenfold.cluster.runtime import SYSTEM_PORT
 
 CONCURRENCY = 12
 PAUSE_S = 5.0
@@ -52,6 +56,8 @@ class Storm:
         self._rng = random.Random(seed)
         self._hurt: set[int] = set()
         """Process ids of workers that are to be killed by others: stopped, or without an engine."""
+        self._answering: set[int] = set()
+        """Those that took requests when it was looked last: by now the front knows them."""
         self.faults: Counter[str] = Counter()
         self.spared = 0
         self.answers: dict[int, tuple[str, str]] = {}
@@ -127,11 +133,11 @@ class Storm:
         if not well:
             return
         victim = self._rng.choice(sorted(well))
-        if spare and well[victim] != "prefill":
-            others = [pid for pid, role in well.items() if role != "prefill" and pid != victim]
-            if not others or self._cluster.workers() < len(roles):
-                self.spared += 1
-                return
+        answering = {pid for pid, role in well.items() if role != "prefill" and is_ready(pid)}
+        known, self._answering = answering & self._answering, answering
+        if spare and well[victim] != "prefill" and not known - {victim}:
+            self.spared += 1
+            return
         what = self._rng.choice(FAULTS)
         self.faults[what] += 1
         print(f"{time.strftime('%H:%M:%S')} {well[victim]} worker {victim}: {what}", file=sys.stderr)
@@ -146,6 +152,16 @@ class Storm:
 
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self._cluster.url, timeout=300, trust_env=False)
+
+
+def is_ready(worker: int) -> bool:
+    """Whether a worker takes requests, by its own word."""
+    with contextlib.suppress(OSError):
+        variables = Path(f"/proc/{worker}/environ").read_text().split("\0")
+        found = dict(variable.partition("=")[::2] for variable in variables)
+        with urllib.request.urlopen(f"http://127.0.0.1:{found.get(SYSTEM_PORT)}/health", timeout=2):
+            return True
+    return False
 
 
 def main() -> int:
