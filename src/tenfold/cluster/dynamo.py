@@ -105,8 +105,7 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
         if self._options.role == "decode":
             self._prefill_workers = PrefillWorkers(self._options.namespace, self._options.discovery)
         if self._options.registry:
-            folder = Path(self._options.registry) / "v1" / "mdc"
-            self._look = asyncio.create_task(self._stay_registered(folder, f"*%2F{worker_id:x}"))
+            self._look = asyncio.create_task(self._stay_registered(f"*/*%2Fgenerate%2F{worker_id:x}"))
         log.info("worker %x: engine ready in process %d", worker_id, self._engine.pid)
         return EngineConfig(
             model=FOLDER,
@@ -269,17 +268,18 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
                 names = getattr(event, "names", ())
                 self._events.publish_removed(block_hashes=_signed(names))
 
-    async def _stay_registered(self, folder: Path, name: str) -> None:
+    async def _stay_registered(self, names: str) -> None:
         """With file discovery a worker that stood still for ten seconds is taken for dead by the others, who
-        delete its entry; it would never write another."""
-        seen = False
+        delete its entries, that of the process or that of its model or both; it would never write another."""
+        folder = Path(self._options.registry) / "v1"
+        seen: set[Path] = set()
         while True:
             await asyncio.sleep(REGISTRY_S)
-            there = bool(list(folder.glob(name)))
-            if seen and not there:
+            there = set(folder.glob(names))
+            if seen - there:
                 self._leave("others took it for dead, and deleted its entry in the registry")
                 return
-            seen = seen or there
+            seen |= there
 
     def _lost(self, reason: str) -> None:
         self._leave(f"the engine's process has ended: {reason}")
