@@ -16,7 +16,8 @@ help:
 	@echo "make run               set up, then serve $(MODEL) on $(HOST):$(PORT)"
 	@echo "make setup             set up alone: .venv, Tenfold with its core, the embedded model"
 	@echo "make test              set up what tests need, and run them all"
-	@echo "make soak              what takes long: streams for ten minutes, 20,000 calls made of the API description"
+	@echo "make soak              what takes long: streams for ten minutes, 20,000 calls made of the API description,"
+	@echo "                       a cluster whose etcd stands still for a minute"
 	@echo "make check             ruff, mypy --strict, clang-format"
 	@echo "make format            rewrite files as the formatters want them"
 	@echo "make test-native-asan  the core's own tests under address, undefined-behaviour and thread sanitizers"
@@ -61,6 +62,7 @@ test: setup $(VENV)/.test
 soak: setup $(VENV)/.test
 	@$(BIN)/python -m tests.soak.calls
 	@$(BIN)/python -m tests.soak.streams
+	@$(BIN)/python -m tests.soak.etcd
 
 $(VENV)/.check: pyproject.toml | $(VENV)/.test
 	@$(BIN)/python scripts/extras.py check > $(VENV)/check.txt && $(PIP) install -r $(VENV)/check.txt

@@ -26,6 +26,7 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -57,6 +58,20 @@ class Violation(Exception):
     """An answer that breaks a promise."""
 
 
+def requests_of(count: int, rng: random.Random) -> list[dict[str, Any]]:
+    """Bodies of so many requests, all different."""
+    return [
+        {
+            "messages": messages,
+            "seed": rng.randrange(2**31),
+            "temperature": rng.choice((0.0, 0.7, 1.0)),
+            "max_tokens": rng.randint(1, 128),
+            "stream": rng.random() < 0.6,
+        }
+        for messages in questions(count, excerpt=150)
+    ]
+
+
 class Run:
     """All requests, how each ended, and the answers of those that were served."""
 
@@ -66,21 +81,12 @@ class Run:
         self._every_s = every_s
         self.faults: Counter[str] = Counter()
         self._rng = random.Random(seed)
-        self._bodies = [self._body(messages) for messages in questions(requests, excerpt=150)]
+        self._bodies = requests_of(requests, self._rng)
         self.ends: Counter[str] = Counter()
         self.answers: dict[int, tuple[str, str]] = {}
         """Text and finish reason by request."""
         self.violations: list[str] = []
         self.killed_while_running: list[int] = []
-
-    def _body(self, messages: list[dict[str, str]]) -> dict[str, Any]:
-        return {
-            "messages": messages,
-            "seed": self._rng.randrange(2**31),
-            "temperature": self._rng.choice((0.0, 0.7, 1.0)),
-            "max_tokens": self._rng.randint(1, 128),
-            "stream": self._rng.random() < 0.6,
-        }
 
     async def storm(self) -> None:
         """Sends everything, at most `CONCURRENCY` at once, and kills the worker on the way."""
@@ -140,13 +146,13 @@ class Run:
             kind = self._rng.choice(("killed", "stopped", "paused"))
             self.faults[kind] += 1
             if kind == "killed":
-                _signal(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
                 continue
-            _signal(pid, signal.SIGSTOP)
+            send_signal(pid, signal.SIGSTOP)
             if kind == "stopped":
                 stopped.add(pid)
             else:
-                asyncio.get_running_loop().call_later(PAUSE_S, _signal, pid, signal.SIGCONT)
+                asyncio.get_running_loop().call_later(PAUSE_S, send_signal, pid, signal.SIGCONT)
 
     async def repeat(self) -> int:
         """Sends served requests again, undisturbed, a sample or all; returns of how many."""
@@ -209,11 +215,14 @@ async def read_whole(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str
     (choice,) = found["choices"]
     if choice["finish_reason"] not in ("stop", "length"):
         raise Violation(f"finish reason {choice['finish_reason']}")
-    return choice["message"]["content"], choice["finish_reason"]
+    # Of an answer without text the one front says "", the other null.
+    return choice["message"]["content"] or "", choice["finish_reason"]
 
 
-async def read_stream(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
-    """The same of a stream."""
+async def read_stream(
+    http: httpx.AsyncClient, body: dict[str, Any], came: Callable[[], None] = lambda: None
+) -> tuple[str, str]:
+    """The same of a stream; ``came`` is called with each piece of text."""
     texts: list[str] = []
     ends: list[str] = []
     async with http.stream("POST", PATH, json=body) as response:
@@ -228,6 +237,8 @@ async def read_stream(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[st
             if line == "data: [DONE]":
                 ends.append("done")
                 continue
+            if not line.startswith("data: {"):
+                raise Violation(f"the stream has a line {line[:200]!r}")
             event = json.loads(line.removeprefix("data: "))
             if "error" in event:
                 ends.append("error")
@@ -236,6 +247,8 @@ async def read_stream(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[st
                 if ends:
                     raise Violation(f"text after {ends}")
                 texts.append(choice["delta"].get("content") or "")
+                if texts[-1]:
+                    came()
                 if choice["finish_reason"]:
                     ends.append(choice["finish_reason"])
     if ends == ["error"]:
@@ -254,7 +267,7 @@ def small_memory(model: str) -> int:
         checkpoint.close()
 
 
-def _signal(pid: int, number: int) -> None:
+def send_signal(pid: int, number: int) -> None:
     """To a process that may have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -15,28 +15,20 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
 from fleet_routing import conversation_options, conversations_of, kv_memory
 
+from tenfold.bench.cluster import ClusterServer
 from tenfold.bench.figures import table, total_ratio
 from tenfold.bench.script import run_script
 from tenfold.bench.server import Server
-from tenfold.cluster.ports import free_ports
-from tenfold.worker.process import python_command
 
-START_S = 120.0
 SIDES = ("cluster", "serve")
 
 
@@ -48,37 +40,6 @@ class Turn(msgspec.Struct, frozen=True):
     prompt_tokens: int
     computed_tokens: int
     text: str
-
-
-class ClusterUnderTest:
-    """`tenfold cluster up`, from its start to its end."""
-
-    def __init__(self, model: str, *options: str) -> None:
-        (port,) = free_ports("127.0.0.1", 1)
-        self.address = ("127.0.0.1", port)
-        self._folder = Path(tempfile.mkdtemp(prefix="tenfold-cluster-"))
-        command = python_command("from tenfold.cli import main\nmain()")
-        self._process = subprocess.Popen(
-            [*command, "cluster", "up", model, "--port", str(port), "--dir", str(self._folder), *options],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        began = time.monotonic()
-        while not (line := self._process.stdout.readline()).startswith("Ready"):
-            if not line or time.monotonic() > began + START_S:
-                self._process.kill()
-                raise ValueError(f"the cluster did not start; its logs are in {self._folder}/logs")
-
-    def __enter__(self) -> ClusterUnderTest:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(60)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def ask(address: tuple[str, int], model: str, turn: dict[str, Any], max_tokens: int) -> Turn:
@@ -142,7 +103,7 @@ def main() -> int:
     options = ["--workers", str(args.workers), "--threads", str(args.threads), "--name", "model"]
     options += ["--kv-memory", str(args.workers * kv_memory(args.model, args.kv_tokens))]
     found: dict[str, list[Turn]] = {side: [] for side in SIDES}
-    with ClusterUnderTest(args.model, *options) as cluster, Server(args.model, *options) as server:
+    with ClusterServer(args.model, *options) as cluster, Server(args.model, *options) as server:
         addresses = {"cluster": cluster.address, "serve": server.address}
         for address in addresses.values():
             hold(address, "model", first_turns, args.max_tokens)

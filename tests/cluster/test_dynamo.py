@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
 from tenfold.bench.server import Server
-from tenfold.cluster.runtime import DynamoMissing, check_version
 from tests.helpers.cluster import NAME, ClusterProcess, running_cluster, write_ascii_model
+from tests.helpers.cluster_requests import (
+    LONGEST_GAP_S,
+    Streamed,
+    answer,
+    body,
+    handed_over,
+    needs_dynamo,
+    over_a_fault,
+)
 from tests.helpers.server_process import wait_for
 
-try:
-    check_version()
-    missing = ""
-except DynamoMissing as error:
-    missing = str(error)
-if importlib.util.find_spec("tenfold._native") is None:
-    missing = "the core is not built"
-pytestmark = pytest.mark.skipif(bool(missing), reason=missing)
-
-LONGEST_GAP_S = 20.0
-"""Far above what it takes (5 s where nothing else runs): the machine may be busy."""
+pytestmark = needs_dynamo
 
 
 @pytest.fixture(scope="module")
@@ -57,67 +53,6 @@ def cluster(whole: ClusterProcess) -> ClusterProcess:
     """With both workers there, whatever the test before did."""
     whole.wait_for_workers(2)
     return whole
-
-
-def body(number: int, **fields: Any) -> dict[str, Any]:
-    return {
-        "model": NAME,
-        "messages": [{"role": "user", "content": f"Tell me of road number {number}. " * (1 + number)}],
-        "max_tokens": 24,
-        "seed": number,
-        **fields,
-    }
-
-
-def answer(url: str, body: dict[str, Any]) -> tuple[Any, ...]:
-    """Text, end, and tokens of prompt and answer."""
-    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
-    assert response.status_code == 200, response.text
-    got = response.json()
-    choice, usage = got["choices"][0], got["usage"]
-    text = choice["message"]["content"]
-    return text, choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"]
-
-
-class Streamed:
-    """An answer as it came."""
-
-    def __init__(self, url: str, body: dict[str, Any]) -> None:
-        self.text, self.finish, self.gap_s = "", None, 0.0
-        usage: dict[str, int] = {}
-        last = time.monotonic()
-        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=asked, timeout=120) as response:
-            assert response.status_code == 200, response.read()
-            for line in response.iter_lines():
-                assert not line.startswith(("event:", ":")), line
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line.removeprefix("data: "))
-                usage = event.get("usage") or usage
-                for choice in event["choices"]:
-                    self.finish = choice.get("finish_reason") or self.finish
-                    if text := choice["delta"].get("content"):
-                        self.text += text
-                        now = time.monotonic()
-                        self.gap_s, last = max(self.gap_s, now - last), now
-        self.all = (self.text, self.finish, usage["prompt_tokens"], usage["completion_tokens"])
-
-
-LONG = {"max_tokens": 200, "ignore_eos": True}
-
-
-def over_a_fault(cluster: ClusterProcess, server: Server, fault: Any, **fields: Any) -> None:
-    """Six streams over both workers, ``fault`` in the middle: all texts are as on one machine."""
-    bodies = [body(number, **LONG, **fields) for number in range(6)]
-    expected = [answer(server.url, each) for each in bodies]
-    with ThreadPoolExecutor(6) as pool:
-        streams = [pool.submit(Streamed, cluster.url, each) for each in bodies]
-        time.sleep(1.5)
-        fault()
-        got = [stream.result() for stream in streams]
-    assert [each.all for each in got] == expected, cluster.logs()
-    assert max(each.gap_s for each in got) < LONGEST_GAP_S
 
 
 def test_answers_are_those_of_one_machine(cluster: ClusterProcess, server: Server) -> None:
@@ -238,25 +173,43 @@ def test_the_front_is_killed(cluster: ClusterProcess, server: Server) -> None:
     assert answer(cluster.url, body(4)) == answer(server.url, body(4))
 
 
-def test_prefill_and_decode(model: Path, server: Server, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def split(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
+    with running_cluster(tmp_path_factory.mktemp("split"), model, ("prefill", "decode")) as cluster:
+        yield cluster
+
+
+def test_prefill_and_decode(split: ClusterProcess, server: Server) -> None:
     """Promise: with prompts computed by one worker and answers by another the texts are those of one machine,
     under constraints, for prompts of less than a page and for one that takes longer than a silent stream may;
-    pages do go from one to the other; and a prefill worker that is killed comes back."""
-    with running_cluster(tmp_path, model, ("prefill", "decode")) as cluster:
-        cluster.wait_for_workers(2)
-        asked = [body(0), body(5), body(7, temperature=0), body(3, response_format={"type": "json_object"})]
-        long = {**body(9), "messages": [{"role": "user", "content": "the long road " * 1200}]}
-        for each in (*asked, long):
-            assert answer(cluster.url, each) == answer(server.url, each), cluster.logs()
-        answered = httpx.post(f"{cluster.url}/v1/chat/completions", json=body(11), timeout=60).json()
-        details = answered["usage"]["prompt_tokens_details"]
-        assert details["cached_tokens"] > 100, details
-        victim = cluster.pids("worker")[0]
+    and pages do go from one to the other."""
+    asked = [body(0), body(5), body(7, temperature=0), body(3, response_format={"type": "json_object"})]
+    long = {**body(9), "messages": [{"role": "user", "content": "the long road " * 1200}]}
+    for each in (*asked, long):
+        assert answer(split.url, each) == answer(server.url, each), split.logs()
+    assert handed_over(split)
+
+
+@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_last_prefill_worker_is_lost(split: ClusterProcess, server: Server, what: signal.Signals) -> None:
+    """Promise: a decode worker without prefill workers prefills for itself: no request fails, whether its
+    prompt was being computed or it came later; texts are those of one machine; and prompts are computed by a
+    prefill worker again once there is one."""
+    wait_for(lambda: handed_over(split), 60)
+    (victim,) = split.pids("worker", "prefill")
+    roads = [{"role": "user", "content": "a road " * 300}]
+    before = [body(number, messages=roads) for number in range(4)]
+    after = [body(number) for number in range(12, 16)]
+    expected = [answer(server.url, each) for each in (*before, *after)]
+    with ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(Streamed, split.url, each) for each in before]
+        time.sleep(0.3)
+        os.kill(victim, what)
+        streams += [pool.submit(Streamed, split.url, each) for each in after]
+        assert not handed_over(split)
+        got = [stream.result() for stream in streams]
+    assert [each.all for each in got] == expected, split.logs()
+    assert max(each.gap_s for each in got) < LONGEST_GAP_S
+    with contextlib.suppress(ProcessLookupError):
         os.kill(victim, signal.SIGKILL)
-
-        def served() -> bool:
-            again = httpx.post(f"{cluster.url}/v1/chat/completions", json=body(4), timeout=60)
-            return again.status_code == 200
-
-        wait_for(served, 60)
-        assert answer(cluster.url, body(4)) == answer(server.url, body(4))
+    wait_for(lambda: handed_over(split), 60)

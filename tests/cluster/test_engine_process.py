@@ -94,6 +94,23 @@ def test_it_ends_or_stands_still(number: int, monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(run())
 
 
+def test_it_stands_still_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise: then the start fails, late but surely."""
+    monkeypatch.setattr(engine_process, "TICK_S", 0.05)
+
+    async def run() -> None:
+        engine = EngineProcess(settings(load_s=60), lambda message: None, pytest.fail, BUILDER)
+        starting = asyncio.create_task(engine.start())
+        while engine.pid is None:
+            await asyncio.sleep(0.01)
+        os.kill(engine.pid, signal.SIGSTOP)
+        with pytest.raises(StartError, match="stood still"):
+            await asyncio.wait_for(starting, 30)
+        await engine.stop()
+
+    asyncio.run(run())
+
+
 def test_one_that_is_idle_is_left_alone() -> None:
     """Promise: an idle process says that it is there, and is not taken for one that stands still."""
 

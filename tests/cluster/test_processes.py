@@ -55,9 +55,10 @@ def test_a_signal_ends_all(tmp_path: Path) -> None:
 
 def test_one_that_answers_no_more_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise: a process that has answered and does so no more is killed and started again; one that has not
-    answered yet is left to start."""
+    answered yet is left to start, though not for ever."""
     monkeypatch.setattr(probe, "EVERY_S", 0.05)
     monkeypatch.setattr(probe, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(probe, "START_S", 5.0)
     answers = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -86,3 +87,4 @@ def test_one_that_answers_no_more_is_killed(tmp_path: Path, monkeypatch: pytest.
         time.sleep(0.5)
         answers.clear()
         wait_for(lambda: look() == 2, 20)
+        wait_for(lambda: look() == 3, 30)

@@ -11,29 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from tenfold.bench.cluster import children, descendants
 from tenfold.bench.server import Server
-from tenfold.cluster.runtime import DynamoMissing, check_version
-from tests.cluster.test_dynamo import answer, body, over_a_fault
-from tests.helpers.cluster import (
-    NAME,
-    ClusterProcess,
-    children,
-    descendants,
-    running_cluster,
-    write_ascii_model,
-)
+from tests.helpers.cluster import NAME, ClusterProcess, running_cluster, write_ascii_model
+from tests.helpers.cluster_requests import answer, body, needs_dynamo, over_a_fault
 from tests.helpers.server_process import wait_for
 
-try:
-    check_version()
-    missing = ""
-except DynamoMissing as error:
-    missing = str(error)
-if importlib.util.find_spec("tenfold._native") is None:
-    missing = "the core is not built"
-if importlib.util.find_spec("ray") is None:
-    missing = 'Ray is not installed: pip install "tenfold[ray]"'
-pytestmark = pytest.mark.skipif(bool(missing), reason=missing)
+pytestmark = [
+    needs_dynamo,
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason='Ray is not installed: pip install "tenfold[ray]"'
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 
 from tenfold.backends.base import ProgramInfo
+from tenfold.bench.cluster import children, kept_processes
 from tenfold.checkpoint.tokenizer_base import byte_level_alphabet
 from tenfold.cluster.ports import free_ports
+from tenfold.cluster.probe import known_workers
 from tenfold.cluster.up import Cluster, ClusterConfig
 from tenfold.engine.engine import Engine
 from tenfold.protocol import Chunk, EngineSettings
@@ -82,19 +83,6 @@ def main() -> None:
     cluster.run(lambda seconds: print(json.dumps({"seconds": seconds}), flush=True))
 
 
-def children(pid: int) -> list[int]:
-    """Of a process; none where it is gone."""
-    with contextlib.suppress(OSError):
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    return []
-
-
-def descendants(pid: int) -> list[int]:
-    """Its children, and theirs."""
-    return [each for child in children(pid) for each in (child, *descendants(child))]
-
-
 class ClusterProcess:
     """A running cluster."""
 
@@ -103,15 +91,9 @@ class ClusterProcess:
         self.url = url
         self.folder = folder
 
-    def pids(self, entry: str) -> list[int]:
-        """Of its processes by their entry (`tenfold.cluster.children`): worker, front, broker."""
-        found = []
-        for pid in descendants(self.process.pid):
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                if any(f"import {entry}\n" in word for word in words):
-                    found.append(pid)
-        return found
+    def pids(self, entry: str, role: str = "") -> list[int]:
+        """Of its processes: see `kept_processes`."""
+        return kept_processes(self.process.pid, entry, role)
 
     def engine_of(self, worker: int) -> int:
         """The engine's process of a worker's."""
@@ -120,16 +102,7 @@ class ClusterProcess:
 
     def workers(self) -> int:
         """How many the front knows."""
-        try:
-            answer = httpx.get(f"{self.url}/health", timeout=5).json()
-            served = httpx.get(f"{self.url}/v1/models", timeout=5).json()["data"]
-        except (httpx.HTTPError, ValueError):
-            return 0
-        return (
-            len({each["instance_id"] for each in answer["instances"] if each["endpoint"] == "generate"})
-            if served
-            else 0
-        )
+        return known_workers(self.url)
 
     def wait_for_workers(self, count: int) -> None:
         wait_for(lambda: self.workers() >= count and len(self.pids("worker")) >= count, 90)
@@ -144,9 +117,15 @@ class ClusterProcess:
 
 @contextlib.contextmanager
 def running_cluster(
-    folder: Path, model: Path, roles: tuple[str, ...] = ("mixed", "mixed"), **config: Any
+    folder: Path,
+    model: Path,
+    roles: tuple[str, ...] = ("mixed", "mixed"),
+    within: Sequence[str] = (),
+    engine: Mapping[str, Any] | None = None,
+    **config: Any,
 ) -> Iterator[ClusterProcess]:
-    """A cluster with slow engines; in the end it must stop in order."""
+    """A cluster with slow engines; in the end it must stop in order. ``within``: what stands before its
+    command; ``engine``: further settings."""
     (port,) = free_ports("127.0.0.1", 1)
     settings = EngineSettings(
         model=str(model),
@@ -158,6 +137,7 @@ def running_cluster(
         page_tokens=True,
         transfer=roles[0] != "mixed",
         workers=len(roles),
+        **(engine or {}),
     )
     full = ClusterConfig(
         settings=settings,
@@ -172,7 +152,7 @@ def running_cluster(
     encoded = msgspec.json.encode(full, enc_hook=str).decode()
     with (folder / "up.log").open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from tests.helpers.cluster import main; main()", encoded],
+            [*within, sys.executable, "-c", "from tests.helpers.cluster import main; main()", encoded],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -181,7 +161,7 @@ def running_cluster(
             # The engine's builder is of the tests.
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         )
-    cluster = ClusterProcess(process, f"http://127.0.0.1:{port}", folder)
+    cluster = ClusterProcess(process, f"http://{full.host}:{port}", folder)
     assert process.stdout is not None
     with process, process.stdout:
         try:

@@ -55,7 +55,6 @@ def read_request(request: Mapping[str, Any], id: str, unique: str, hole: int | N
         if request.get(field):
             raise RequestError(field, "is not supported: prompts are tokens")
     end = _prompt_tokens(request, len(tokens))
-    result = request.get("prefill_result") or {}
     routing = request.get("routing") or {}
     return Request(
         id=unique,
@@ -64,7 +63,6 @@ def read_request(request: Mapping[str, Any], id: str, unique: str, hole: int | N
         params=_params(request, id, len(tokens) - end),
         eos_token_ids=tuple(request.get("eos_token_ids") or ()),
         namespace=routing.get("cache_salt") or "",
-        handoff=(result.get("disaggregated_params") or {}).get(HANDOFF),
     )
 
 

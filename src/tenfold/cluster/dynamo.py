@@ -1,7 +1,7 @@
 """Tenfold's worker as an engine of NVIDIA Dynamo: its unified Python backend (ai-dynamo 1.6.1).
 
-The one file that imports Dynamo. The engine is in a process of its own, as under `tenfold serve`; this one
-has Dynamo's runtime and passes on what the two say.
+With `tenfold.cluster.prefill` all that imports Dynamo. The engine is in a process of its own, as under
+`tenfold serve`; this one has Dynamo's runtime and passes on what the two say.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from tenfold.cluster.asked import HANDOFF, prompt_link, read_request
 from tenfold.cluster.engine_process import EngineProcess
 from tenfold.cluster.options import WorkerOptions
+from tenfold.cluster.prefill import COMPONENT, PATIENCE_S, PrefillWorkers, prefill_namespace
 from tenfold.config import PAGE_ROWS
 from tenfold.limits import RequestError
 from tenfold.protocol import (
@@ -47,10 +48,7 @@ log = logging.getLogger(__name__)
 BEAT_S = 1.0
 """A stream without tokens says so often that its engine gets on: the front takes a silent one for hung, and
 cannot know how long a prompt takes."""
-
-PATIENCE_S = 2.5
-"""So long a prefill worker computes before it says where its pages will be; less than what the front takes
-for hung."""
+_BEAT = {"token_ids": [], "index": 0}
 
 FOLDER = "./model"
 """The last part of every folder of a model, as seen from its parent."""
@@ -60,14 +58,6 @@ QUIET_S = 2.0
 
 REGISTRY_S = 1.0
 """How often a worker looks whether it is registered still."""
-
-ROLES = {
-    "mixed": DisaggregationMode.AGGREGATED,
-    "prefill": DisaggregationMode.PREFILL,
-    "decode": DisaggregationMode.DECODE,
-}
-"""What Dynamo calls them."""
-_COMPONENTS = {"mixed": "backend", "prefill": "prefill", "decode": "decode"}
 
 
 class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without types
@@ -80,6 +70,8 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
         """Dynamo's publisher of KV events; None before it is there and after the end."""
         self._snapshots: Any = None
         self._plan: EnginePlan | None = None
+        self._prefill_workers: PrefillWorkers | None = None
+        """Of a decode worker."""
         self._look: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
         self._handed_over_at = -QUIET_S
@@ -94,23 +86,26 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
     def config(self) -> Any:
         """What Dynamo is to know before the start."""
         options = self._options
+        prefill = options.role == "prefill"
         return WorkerConfig(
-            namespace=options.namespace,
-            component=_COMPONENTS[options.role],
+            namespace=prefill_namespace(options.namespace) if prefill else options.namespace,
+            component=COMPONENT if prefill else "backend",
             model_name=FOLDER,
             served_model_name=options.served_name,
             endpoint_types="chat,completions",
             discovery_backend=options.discovery,
             request_plane="tcp",
             event_plane="zmq",
-            disaggregation_mode=ROLES[options.role],
+            # A decode worker can do all of a request, and may have to: see `tenfold.cluster.prefill`.
+            disaggregation_mode=DisaggregationMode.PREFILL if prefill else DisaggregationMode.AGGREGATED,
         )
 
     async def start(self, worker_id: int) -> Any:
         plan = self._plan = await self._engine.start()
+        if self._options.role == "decode":
+            self._prefill_workers = PrefillWorkers(self._options.namespace, self._options.discovery)
         if self._options.registry:
-            folder = Path(self._options.registry) / "v1" / "mdc"
-            self._look = asyncio.create_task(self._stay_registered(folder, f"*%2F{worker_id:x}"))
+            self._look = asyncio.create_task(self._stay_registered(f"*/*%2Fgenerate%2F{worker_id:x}"))
         log.info("worker %x: engine ready in process %d", worker_id, self._engine.pid)
         return EngineConfig(
             model=FOLDER,
@@ -134,6 +129,16 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
         if self._options.role == "prefill" and not is_probe(request):
             yield await self._prefill(asked)
             return
+        if self._prefill_workers is not None:
+            tokens = (*asked.prompt, *asked.output)
+            asking = asyncio.ensure_future(self._prefill_workers.pages_of(tokens, asked.namespace))
+            try:
+                while not asking.done():
+                    if not (await asyncio.wait([asking], timeout=BEAT_S))[0]:
+                        yield _BEAT
+            finally:
+                asking.cancel()
+            asked = replace(asked, handoff=asking.result())
         answer = _Answer(asked)
         queue = self._engine.submit(asked)
         try:
@@ -142,7 +147,7 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
                     news = await asyncio.wait_for(queue.get(), BEAT_S)
                 except asyncio.TimeoutError:
                     if self._engine.getting_on:
-                        yield {"token_ids": [], "index": 0}
+                        yield _BEAT
                     continue
                 if news is None:
                     raise EngineShutdown("the engine's process has ended")
@@ -156,19 +161,18 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
             self._engine.forget(asked.id)
 
     async def _prefill(self, asked: Request) -> dict[str, Any]:
-        """The one chunk that the front wants: where the pages are. It throws the token away.
+        """The one chunk that a decode worker wants: where the pages are.
 
-        The first sign of life is the last here, and what is silent is taken for hung. So a prompt that takes
-        long is handed over while it is computed, or where that has not begun, left to the decode worker."""
+        A prompt that takes long is handed over while it is computed, or where that has not begun, left to the
+        decode worker."""
         # A request for one token would keep its pages.
         asked = replace(asked, prefill_only=True, params=replace(asked.params, max_tokens=None))
-        answer = _Answer(asked)
         queue = self._engine.submit(asked)
         handoff: dict[str, Any] | None = None
         goes_on = False
         patience = time.monotonic() + PATIENCE_S
         try:
-            while not answer.ended:
+            while True:
                 try:
                     news = await asyncio.wait_for(queue.get(), max(0.0, patience - time.monotonic()))
                 except asyncio.TimeoutError:
@@ -177,17 +181,21 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
                 if news is None:
                     raise EngineShutdown("the engine's process has ended")
                 if isinstance(news, Refused):
-                    raise InvalidArgument(news.error)
+                    break  # The decode worker says what is wrong, or can do it.
                 if news.handoff is not None or news.finish is not None:
                     handoff = news.handoff
-                if news.finish == "error":
-                    break  # Its decode worker says what is wrong, or can do it.
-                answer.chunk(news)
+                if news.finish is not None:
+                    break
         finally:
             if not goes_on:
                 self._engine.forget(asked.id)
         self._handed_over_at = time.monotonic()
-        return answer.last({HANDOFF: handoff})
+        return {
+            "token_ids": [],
+            "index": 0,
+            "finish_reason": "length",
+            "disaggregated_params": {HANDOFF: handoff},
+        }
 
     def _check_length(self, asked: Request) -> None:
         """As the front of `tenfold serve` does. Raises RequestError."""
@@ -210,6 +218,8 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
 
     async def cleanup(self) -> None:
         self._events = self._snapshots = None
+        if self._prefill_workers is not None:
+            self._prefill_workers.close()
         if self._look is not None:
             self._look.cancel()
         await self._engine.stop()
@@ -258,17 +268,18 @@ class TenfoldEngine(LLMEngine):  # type: ignore[misc]  # Dynamo comes without ty
                 names = getattr(event, "names", ())
                 self._events.publish_removed(block_hashes=_signed(names))
 
-    async def _stay_registered(self, folder: Path, name: str) -> None:
+    async def _stay_registered(self, names: str) -> None:
         """With file discovery a worker that stood still for ten seconds is taken for dead by the others, who
-        delete its entry; it would never write another."""
-        seen = False
+        delete its entries, that of the process or that of its model or both; it would never write another."""
+        folder = Path(self._options.registry) / "v1"
+        seen: set[Path] = set()
         while True:
             await asyncio.sleep(REGISTRY_S)
-            there = bool(list(folder.glob(name)))
-            if seen and not there:
+            there = set(folder.glob(names))
+            if seen - there:
                 self._leave("others took it for dead, and deleted its entry in the registry")
                 return
-            seen = seen or there
+            seen |= there
 
     def _lost(self, reason: str) -> None:
         self._leave(f"the engine's process has ended: {reason}")
@@ -317,17 +328,6 @@ class _Answer:
             chunk["finish_reason"] = "cancelled" if news.finish == "abort" else news.finish
             chunk["completion_usage"] = self._usage()
         return chunk
-
-    def last(self, handed_over: dict[str, Any]) -> dict[str, Any]:
-        """The chunk of a prompt that goes on elsewhere."""
-        return {
-            "token_ids": [],
-            "index": 0,
-            "worker_trace_link": prompt_link(self._prompt_tokens),
-            "finish_reason": "length",
-            "disaggregated_params": handed_over,
-            "completion_usage": self._usage(),
-        }
 
     def _usage(self) -> dict[str, Any]:
         return {

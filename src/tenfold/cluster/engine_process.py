@@ -41,6 +41,9 @@ HUNG_TICKS = 6
 """So many ticks in a row without a word and without CPU time, and the process stands still. Ticks, and not a
 clock: where this process was stopped too, nothing is proved."""
 
+START_TICKS = 60
+"""And so many while it starts: it may wait for a disk."""
+
 News = Chunk | Refused | None
 """None: the process is gone."""
 
@@ -85,9 +88,8 @@ class EngineProcess(asyncio.Protocol):
         self._process, sock = spawn_worker(self._builder)
         await loop.create_unix_connection(lambda: self, sock=sock)
         self._send(Start(settings=self._settings))
-        plan = await self._ready
         self._watch = loop.create_task(self._look())
-        return plan
+        return await self._ready
 
     @property
     def up(self) -> bool:
@@ -186,7 +188,8 @@ class EngineProcess(asyncio.Protocol):
             moved = cpu_s is None or cpu_s > self._cpu_s
             self._cpu_s = cpu_s or 0.0
             self._quiet_ticks = 0 if moved else self._quiet_ticks + 1
-            if self._quiet_ticks >= HUNG_TICKS and self._process is not None:
+            most = HUNG_TICKS if self._ready.done() else START_TICKS
+            if self._quiet_ticks >= most and self._process is not None:
                 log.error("the engine's process stands still: killing it")
                 self._last_words = "it stood still, and was killed"
                 self._process.kill()

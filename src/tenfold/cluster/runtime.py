@@ -19,13 +19,17 @@ INSTALL = (
     "pip wants a package that is not on PyPI)"
 )
 
-STREAM_TIMEOUT_S = 4
+STREAM_TIMEOUT_S = 3
 """A stream without a sign of life for so long goes to another worker: `tenfold.cluster.dynamo.BEAT_S`."""
+SEND_TIMEOUT_S = 1
+"""A worker that has not taken a request by then gets none for some seconds. Its runtime takes them, however
+busy its engine is."""
 MIGRATIONS = 3
 """So many workers may die with a request."""
 PREFILL_LOAD_SCALE = 4
 """What a prompt token costs the router beside a block that is kept: 1 hardly beats taking turns."""
 LEASE_S = 100
+SYSTEM_PORT = "DYN_SYSTEM_PORT"
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +75,8 @@ def environment(runtime: Runtime) -> dict[str, str]:
         "DYN_EVENT_PLANE_HOST": address,
         "DYN_SYSTEM_HOST": address,
         "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+        "DYN_TCP_CONNECT_TIMEOUT": str(SEND_TIMEOUT_S),
+        "DYN_TCP_REQUEST_TIMEOUT": str(SEND_TIMEOUT_S),
         "HF_HUB_OFFLINE": "1",
     }
     if runtime.discovery == "file":
@@ -99,7 +105,7 @@ def worker_environment(runtime: Runtime, system_port: int) -> dict[str, str]:
     model's text side to fronts on other machines."""
     return {
         **environment(runtime),
-        "DYN_SYSTEM_PORT": str(system_port),
+        SYSTEM_PORT: str(system_port),
         "DYN_HEALTH_CHECK_ENABLED": "true",
         "DYN_SELF_HOST_METADATA": "1" if runtime.discovery == "etcd" else "0",
     }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 import shutil
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -19,6 +17,7 @@ from tenfold.cluster.launcher import Launcher, LocalLauncher
 from tenfold.cluster.model_folder import write_model_folder
 from tenfold.cluster.options import WorkerOptions
 from tenfold.cluster.ports import bracketed, free_or
+from tenfold.cluster.probe import known_workers
 from tenfold.cluster.processes import Kept, keep
 from tenfold.cluster.runtime import Runtime, check_version, front_arguments, front_environment
 from tenfold.protocol import EngineSettings
@@ -111,24 +110,13 @@ class Cluster:
             now = time.monotonic()
             if not told and now > asked_at + 0.25:
                 asked_at = now
-                if told := self.workers_up() >= len(self.config.roles):
+                if told := known_workers(self.url) >= len(self.config.roles):
                     ready(now - began)
 
         try:
             keep(self.processes, look)
         finally:
             self.launcher.close()
-
-    def workers_up(self) -> int:
-        """Workers that the front sends requests to."""
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
-                instances = json.load(answer).get("instances", [])
-            with urllib.request.urlopen(f"{self.url}/v1/models", timeout=5) as answer:
-                served = json.load(answer)["data"]
-        except (OSError, ValueError):
-            return 0
-        return sum(each.get("endpoint") == "generate" for each in instances) if served else 0
 
     def further(self) -> str | None:
         """What to run on further machines; None: no worker of another machine could find this cluster."""

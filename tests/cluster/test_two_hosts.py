@@ -1,0 +1,103 @@
+"""Prefill on one host and decode on another: two network namespaces, and a link between them that is cut."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tenfold.bench.server import Server
+from tenfold.cluster.up import EVENT_PORTS
+from tests.helpers.cluster import NAME, ClusterProcess, running_cluster, write_ascii_model
+from tests.helpers.cluster_requests import (
+    LONG,
+    LONGEST_GAP_S,
+    Streamed,
+    answer,
+    body,
+    handed_over,
+    needs_dynamo,
+)
+from tests.helpers.namespaces import TwoHosts, needs_namespaces, two_hosts
+from tests.helpers.server_process import wait_for
+
+pytestmark = [needs_dynamo, needs_namespaces()]
+CLI = [sys.executable, "-c", "from tenfold.cli import main; main()"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_ascii_model(tmp_path / "tiny.gguf")
+
+
+@pytest.fixture
+def hosts() -> Iterator[TwoHosts]:
+    with two_hosts() as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def cluster(model: Path, hosts: TwoHosts, tmp_path: Path) -> Iterator[ClusterProcess]:
+    """Front and decode worker on the near host, a prefill worker on the far one. Files are shared."""
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("f" * 40)
+    transfer = {"transfer_address": hosts.near, "transfer_secret": str(secret)}
+    with (
+        running_cluster(
+            *(tmp_path, model, ("decode",), hosts.within(near=True), transfer),
+            address=hosts.near,
+            host=hosts.reached,
+        ) as cluster,
+        (tmp_path / "logs" / "far.log").open("w") as log,
+    ):
+        role = ["--cluster", "dynamo", "--role", "prefill"]
+        events = ":".join(map(str, (hosts.near, *EVENT_PORTS)))
+        options = ["--name", NAME, "--threads", "1", "--kv-memory", "64MiB", "--secret-file", str(secret)]
+        where = ["--discovery", str(tmp_path / "discovery"), "--events", events, "--address", hosts.far]
+        far = subprocess.Popen(
+            [*hosts.within(near=False), *CLI, "worker", str(model), *role, *options, *where],
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            yield cluster
+        finally:
+            far.send_signal(signal.SIGTERM)
+            try:
+                far.wait(30)
+            except subprocess.TimeoutExpired:
+                far.kill()
+                far.wait()
+
+
+def test_pages_come_from_another_host(model: Path, hosts: TwoHosts, cluster: ClusterProcess) -> None:
+    """Promise: with prompts computed on one host and answers on another, and pages going over TCP between
+    them, texts are those of one machine. When the link goes down no request is lost: streams go on, and
+    prompts are computed where they are; when it is back, they are computed on the far host again."""
+    with Server(str(model), "--name", NAME, "--threads", "1", "--kv-memory", "64MiB") as server:
+        wait_for(lambda: handed_over(cluster), 60)
+        for each in (body(0), body(5), body(7, temperature=0), body(30)):
+            assert answer(cluster.url, each) == answer(server.url, each), cluster.logs()
+        roads = [{"role": "user", "content": "a road " * 300}]
+        before = [body(number, **LONG) for number in range(3)]
+        after = [body(number, messages=roads) for number in range(20, 24)]
+        expected = [answer(server.url, each) for each in (*before, *after)]
+        with ThreadPoolExecutor(8) as pool:
+            streams = [pool.submit(Streamed, cluster.url, each) for each in before]
+            time.sleep(0.5)
+            hosts.cut()
+            streams += [pool.submit(Streamed, cluster.url, each) for each in after]
+            assert not handed_over(cluster)
+            got = [stream.result() for stream in streams]
+        assert [each.all for each in got] == expected, cluster.logs()
+        assert max(each.gap_s for each in got) < LONGEST_GAP_S
+        hosts.mend()
+        wait_for(lambda: handed_over(cluster), 60)
+        assert answer(cluster.url, body(9)) == answer(server.url, body(9))
