@@ -182,7 +182,7 @@ class Exports:
         self.seconds = 0.0
         """Spent on writing pages."""
         self.declined = 0
-        """Exports for which there was no room."""
+        """Exports for which there was no room to the end."""
 
     def begin(self, id: str, namespace: str, tokens: bytes, pages: int) -> dict[str, Any] | None:
         """A handoff for the first ``pages`` pages of a request; None if there is no room. ``tokens`` are
@@ -197,7 +197,6 @@ class Exports:
         )
         region = self._region(contents) if pages else None
         if region is None:
-            self.declined += 1
             return None
         fields: dict[str, Any] = {"transport": "memory", "path": region.path}
         if self._offer is not None:
