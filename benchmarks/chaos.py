@@ -6,8 +6,9 @@
     python benchmarks/chaos.py --prefill 1 --decode 1 --requests 1000 --every 5
 
 One worker is killed twice, and 50 of the answers are compared. Of several workers one is killed, stopped for
-good, or stopped for some seconds, each ``--every`` seconds as long as there are requests; then no request may
-end with an error, and every answer is compared.
+good, or stopped for some seconds, each ``--every`` seconds as long as there are requests, but never the last
+that gets on; then no request may end with an error, and every answer is compared. A request that is refused
+with ``retry-after`` is sent again, and counted.
 
 Checked: every request whose client stayed ends in exactly one way, with a finish reason or one error; the
 answers compared are what the same request gives when it is sent alone afterwards; at the end nothing runs,
@@ -29,6 +30,7 @@ from collections import Counter
 from typing import Any
 
 import httpx
+from refusals import Refusals
 
 from tenfold.bench.prompts import questions
 from tenfold.bench.script import run_script
@@ -57,6 +59,14 @@ class Violation(Exception):
     """An answer that breaks a promise."""
 
 
+class Refused(Exception):
+    """The request may be sent again after ``wait_s``."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(f"come again in {wait_s:g} s")
+        self.wait_s = wait_s
+
+
 class Run:
     """All requests, how each ended, and the answers of those that were served."""
 
@@ -65,6 +75,8 @@ class Run:
         self._workers = workers
         self._every_s = every_s
         self.faults: Counter[str] = Counter()
+        self.spared = self.refusals = 0
+        """Faults that would have hit the last worker that got on; requests that were sent again."""
         self._rng = random.Random(seed)
         self._bodies = [self._body(messages) for messages in questions(requests, excerpt=150)]
         self.ends: Counter[str] = Counter()
@@ -105,8 +117,14 @@ class Run:
             self.ends[end] += 1
 
     async def _send(self, http: httpx.AsyncClient, index: int) -> str:
-        body = self._bodies[index]
-        text, end = await (read_stream if body["stream"] else read_whole)(http, body)
+        body, refusals = self._bodies[index], Refusals()
+        while True:
+            try:
+                text, end = await (read_stream if body["stream"] else read_whole)(http, body, refusals)
+                break
+            except Refused as refused:
+                self.refusals += 1
+                await asyncio.sleep(refused.wait_s)
         if end.startswith("error"):
             if self._workers > 1:
                 raise Violation(f"it ended with {end}")
@@ -129,24 +147,31 @@ class Run:
             self.killed_while_running.append(int(running))
 
     async def _disturb(self) -> None:
-        """Something befalls a worker, again and again; one that is stopped already is left alone."""
+        """Something befalls a worker, again and again, but one that is stopped already, and the last that
+        gets on."""
         stopped: set[int] = set()
         while True:
             await asyncio.sleep(self._every_s)
-            pids = [pid for pid in self._server.worker_pids() if pid not in stopped]
-            if not pids:
+            pids = set(self._server.worker_pids())
+            # The server may not have noticed yet that one was stopped.
+            if _up(await asyncio.to_thread(self._server.metrics)) - len(pids & stopped) < 2:
+                self.spared += 1
                 continue
-            pid = self._rng.choice(pids)
+            pid = self._rng.choice(sorted(pids - stopped))
             kind = self._rng.choice(("killed", "stopped", "paused"))
             self.faults[kind] += 1
             if kind == "killed":
                 _signal(pid, signal.SIGKILL)
                 continue
             _signal(pid, signal.SIGSTOP)
-            if kind == "stopped":
-                stopped.add(pid)
-            else:
-                asyncio.get_running_loop().call_later(PAUSE_S, _signal, pid, signal.SIGCONT)
+            stopped.add(pid)
+            if kind == "paused":
+                asyncio.get_running_loop().call_later(PAUSE_S, self._go_on, pid, stopped)
+
+    @staticmethod
+    def _go_on(pid: int, stopped: set[int]) -> None:
+        _signal(pid, signal.SIGCONT)
+        stopped.discard(pid)
 
     async def repeat(self) -> int:
         """Sends served requests again, undisturbed, a sample or all; returns of how many."""
@@ -160,7 +185,7 @@ class Run:
 
     async def _again(self, http: httpx.AsyncClient, gate: asyncio.Semaphore, index: int) -> None:
         async with gate:
-            again = await read_whole(http, {**self._bodies[index], "stream": False})
+            again = await read_whole(http, {**self._bodies[index], "stream": False}, None)
         if again != self.answers[index]:
             self.violations.append(f"request {index}: {self.answers[index]!r} in the storm, {again!r} after")
 
@@ -175,8 +200,7 @@ class Run:
                 "requests_running": metrics["requests_running"],
                 "requests_waiting": metrics["requests_waiting"],
                 "kv_pages not free": metrics["kv_pages_total"] - metrics["kv_pages_free"],
-                "workers not up": self._workers
-                - sum(value for name, value in metrics.items() if 'state="up"' in name),
+                "workers not up": self._workers - _up(metrics),
             }
             # Between two workers there are no pages at all.
             if metrics["kv_pages_total"] and not any(left.values()):
@@ -198,10 +222,22 @@ class Run:
         return metrics
 
 
-async def read_whole(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
-    """Text and end of an answer in one piece: its finish reason or ``error`` with the status."""
+def _check_refused(response: httpx.Response, refusals: Refusals | None) -> None:
+    """Raises Refused if the request may be sent again."""
+    if refusals is not None:
+        wait_s = refusals.wait_s(response.status_code, response.headers.get("retry-after"))
+        if wait_s is not None:
+            raise Refused(wait_s)
+
+
+async def read_whole(
+    http: httpx.AsyncClient, body: dict[str, Any], refusals: Refusals | None
+) -> tuple[str, str]:
+    """Text and end of an answer in one piece: its finish reason or ``error`` with the status. Raises
+    Refused, if that is asked for."""
     response = await http.post(PATH, json=body)
     found = response.json()
+    _check_refused(response, refusals)
     if response.status_code != 200:
         if set(found) != {"error"}:
             raise Violation(f"status {response.status_code} with {found}")
@@ -212,11 +248,14 @@ async def read_whole(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str
     return choice["message"]["content"], choice["finish_reason"]
 
 
-async def read_stream(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
+async def read_stream(
+    http: httpx.AsyncClient, body: dict[str, Any], refusals: Refusals | None
+) -> tuple[str, str]:
     """The same of a stream."""
     texts: list[str] = []
     ends: list[str] = []
     async with http.stream("POST", PATH, json=body) as response:
+        _check_refused(response, refusals)
         if response.status_code != 200:
             await response.aread()
             if set(response.json()) != {"error"}:
@@ -258,6 +297,11 @@ def _signal(pid: int, number: int) -> None:
     """To a process that may have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def _up(metrics: dict[str, float]) -> float:
+    """Workers that get on."""
+    return sum(value for name, value in metrics.items() if 'state="up"' in name)
 
 
 def _client(server: Server) -> httpx.AsyncClient:
@@ -305,6 +349,8 @@ def main() -> int:
         "workers": options.workers,
         "running_when_killed": run.killed_while_running,
         "faults": dict(run.faults),
+        "spared": run.spared,
+        "refused_and_sent_again": run.refusals,
         "moved": metrics.get("router_moved_total", 0),
         "split": metrics.get("router_split_total", 0),
         "compared_with_undisturbed": compared,
