@@ -62,8 +62,8 @@ class Handover:
                     pages = sequence.table.pages[first:last].tolist()
                     self._exports.add(sequence.id, [self._memory.view_page(page) for page in pages])
 
-    def end(self, id: str) -> dict[str, Any] | None:
-        """The request leaves; its handoff, if all its pages are in it."""
+    def end(self, id: str, token: int | None) -> dict[str, Any] | None:
+        """The request leaves; its handoff, if all its pages are in it. ``token``: the one to go on behind."""
         if id in self._waiting:
             self._waiting.discard(id)
             self._exports.declined += id in self._declined
@@ -71,7 +71,7 @@ class Handover:
         if id not in self._under_way:
             return None
         self._under_way.discard(id)
-        return self._exports.end(id)
+        return self._exports.end(id, token)
 
     def sweep(self) -> None:
         """Gives back what importers have taken, and what they did not in time."""
