@@ -52,6 +52,8 @@ PAUSE_S = 5.0
 """A worker that was stopped for this long has lost its requests, and its life not yet."""
 SETTLE_MANY_S = 90.0
 """One that was stopped while it started is killed late."""
+SILENCE_S = 600.0
+"""For so long a client hears nothing and waits: a busy machine is no violation."""
 PATH = "/v1/chat/completions"
 
 
@@ -305,7 +307,7 @@ def _up(metrics: dict[str, float]) -> float:
 
 
 def _client(server: Server) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=server.url, timeout=120, trust_env=False)
+    return httpx.AsyncClient(base_url=server.url, timeout=SILENCE_S, trust_env=False)
 
 
 def main() -> int:

@@ -56,7 +56,7 @@ class Workers:
         self._rng = rng
         self._done = threading.Event()
         self.faults: Counter[str] = Counter()
-        """Also ``spared``: when there was no other worker that got on."""
+        """Also ``spared``: when too few workers got on."""
         self._running = {f"far{number}": self._start(f"far{number}") for number in range(count)}
 
     @property
@@ -68,9 +68,9 @@ class Workers:
         while not self._done.wait(every_s):
             up = [name for name, state in states(server).items() if state == "up" and name in self._running]
             what = self._rng.choice(FAULTS)
-            if all_at_once:
+            if all_at_once and up:
                 hit = self.names
-            elif len(up) > 1:
+            elif not all_at_once and len(up) > 1:
                 hit = [self._rng.choice(up)]
             else:
                 what, hit = "spared", []
