@@ -108,6 +108,33 @@ def test_it_is_in_the_next_step_that_begins(monkeypatch: pytest.MonkeyPatch, len
     made.close()
 
 
+def test_prompts_leave_rows_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise: it is in the next step also where that is full of a prompt's rows and other prompts wait; they
+    go on after it, in their order, with their texts."""
+    monkeypatch.setattr(engine_module, "LAST_PAGES_S", 60.0)
+    made = Pair("memory")
+    streams(made.two)
+    long = [request(f"l{n}", prompt(n + 8, 150), max_tokens=3, ignore_eos=True) for n in range(2)]
+    last = made.prefill(ASKED)[-1]
+    outcomes = {one.id: Outcome() for one in (ASKED, *long)}
+    for one in long:
+        made.two.add(one)
+    made.two.step()
+    made.two.fetch(fetch(ASKED, last.handoff))
+    begun: dict[str, int] = {}
+    for step in range(100):
+        for chunk in made.two.step():
+            if chunk.id in outcomes:
+                outcomes[chunk.id].hear(chunk)
+                begun.setdefault(chunk.id, step)
+        made.two.check_integrity()
+    assert begun["a"] == 0 < begun["l0"] < begun["l1"]
+    assert [*last.tokens, *outcomes["a"].tokens] == alone(ASKED).tokens
+    for one in long:
+        assert outcomes[one.id].tokens == alone(one).tokens
+    made.close()
+
+
 @pytest.mark.parametrize("given_up", [False, True])
 def test_it_may_end_before_it_is_sent(given_up: bool) -> None:
     """Promise: a request that ended ahead of its being sent is not begun anew; one that is given up meanwhile

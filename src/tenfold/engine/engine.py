@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Iterable
 from typing import Any, TypedDict, cast
 
 import msgspec
@@ -313,7 +314,9 @@ class Engine:
             if source is not None:
                 tables += source.tables()
         self._cache.check(tables)
-        if [*running, *waiting] != list(self._sequences.values()):
+        if {one.id for one in (*running, *waiting)} != set(self._sequences) or _in_order(
+            [*running, *waiting]
+        ) != _in_order(self._sequences.values()):
             raise IntegrityError(
                 "the sequences that run, then wait, are not those under way in order of arrival"
             )
@@ -331,7 +334,8 @@ class Engine:
 
     def _queue(self, sequence: Sequence) -> None:
         self._sequences[sequence.id] = sequence
-        self._scheduler.waiting.append(sequence)
+        sequence.handed_over = self._imports is not None and self._imports.whole(sequence.id)
+        self._scheduler.queue(sequence)
 
     def _await_last_pages(self, imports: Imports) -> None:
         until = time.monotonic() + LAST_PAGES_S
@@ -469,6 +473,11 @@ class Engine:
             return {}
         self._cached_tokens += cached
         return {"cached_tokens": cached, "queue_ms": sequence.queue_ms}
+
+
+def _in_order(sequences: Iterable[Sequence]) -> list[Sequence]:
+    """Those that run and wait in order of arrival."""
+    return [sequence for sequence in sequences if not sequence.handed_over]
 
 
 def _logprob(output: StepOutput, n: int, top: int) -> TokenLogprob:

@@ -146,16 +146,20 @@ class Imports:
         coming[0].deadline = min(coming[0].deadline, time.monotonic() + LATE_S)
         return True
 
+    def whole(self, id: str) -> bool:
+        """Whether all pages of a handoff have come for a request that was not admitted yet."""
+        return self._fetched.get(id, 0.0) > 0
+
     def waits(self, id: str) -> bool:
         """Whether a request's pages are still being fetched."""
         return id in self._coming and not self._coming[id][0].called_off
 
     def closes(self, id: str) -> bool:
-        """Whether the last pages of a request are being read, and all are there for it."""
+        """Whether the last pages of a request are there to be read, and somebody reads them."""
         arrival, source = self._coming.get(id, (None, None))
         if arrival is None or arrival.over or not isinstance(source, MemorySource):
             return False
-        if not arrival.claimed or arrival.limit - arrival.landed > CLOSE_PAGES:
+        if len(self._arrivals.under_way) > READERS or arrival.limit - arrival.landed > CLOSE_PAGES:
             return False
         try:
             return source.ended
