@@ -271,7 +271,7 @@ async def read_stream(
                 continue
             event = json.loads(line.removeprefix("data: "))
             if "error" in event:
-                ends.append("error")
+                ends.append(f"error event: {event['error']['message']}")
                 continue
             for choice in event["choices"]:
                 if ends:
@@ -279,8 +279,8 @@ async def read_stream(
                 texts.append(choice["delta"].get("content") or "")
                 if choice["finish_reason"]:
                     ends.append(choice["finish_reason"])
-    if ends == ["error"]:
-        return "".join(texts), "error event"
+    if len(ends) == 1 and ends[0].startswith("error"):
+        return "".join(texts), ends[0]
     if ends not in (["stop", "done"], ["length", "done"]):
         raise Violation(f"the stream ended with {ends}")
     return "".join(texts), ends[0]
