@@ -6,8 +6,9 @@
     python benchmarks/chaos.py --prefill 1 --decode 1 --requests 1000 --every 5
 
 One worker is killed twice, and 50 of the answers are compared. Of several workers one is killed, stopped for
-good, or stopped for some seconds, each ``--every`` seconds as long as there are requests; then no request may
-end with an error, and every answer is compared.
+good, or stopped for some seconds, each ``--every`` seconds as long as there are requests, but never the last
+that gets on; then no request may end with an error, and every answer is compared. A request that is refused
+with ``retry-after`` is sent again, and counted.
 
 Checked: every request whose client stayed ends in exactly one way, with a finish reason or one error; the
 answers compared are what the same request gives when it is sent alone afterwards; at the end nothing runs,
@@ -30,6 +31,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+from refusals import Refusals
 
 from tenfold.bench.prompts import questions
 from tenfold.bench.script import run_script
@@ -51,11 +53,21 @@ PAUSE_S = 5.0
 """A worker that was stopped for this long has lost its requests, and its life not yet."""
 SETTLE_MANY_S = 90.0
 """One that was stopped while it started is killed late."""
+SILENCE_S = 600.0
+"""For so long a client hears nothing and waits: a busy machine is no violation."""
 PATH = "/v1/chat/completions"
 
 
 class Violation(Exception):
     """An answer that breaks a promise."""
+
+
+class Refused(Exception):
+    """The request may be sent again after ``wait_s``."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(f"come again in {wait_s:g} s")
+        self.wait_s = wait_s
 
 
 def requests_of(count: int, rng: random.Random) -> list[dict[str, Any]]:
@@ -80,6 +92,8 @@ class Run:
         self._workers = workers
         self._every_s = every_s
         self.faults: Counter[str] = Counter()
+        self.spared = self.refusals = 0
+        """Faults that would have hit the last worker that got on; requests that were sent again."""
         self._rng = random.Random(seed)
         self._bodies = requests_of(requests, self._rng)
         self.ends: Counter[str] = Counter()
@@ -111,8 +125,14 @@ class Run:
             self.ends[end] += 1
 
     async def _send(self, http: httpx.AsyncClient, index: int) -> str:
-        body = self._bodies[index]
-        text, end = await (read_stream if body["stream"] else read_whole)(http, body)
+        body, refusals = self._bodies[index], Refusals()
+        while True:
+            try:
+                text, end = await (read_stream if body["stream"] else read_whole)(http, body, refusals)
+                break
+            except Refused as refused:
+                self.refusals += 1
+                await asyncio.sleep(refused.wait_s)
         if end.startswith("error"):
             if self._workers > 1:
                 raise Violation(f"it ended with {end}")
@@ -135,24 +155,31 @@ class Run:
             self.killed_while_running.append(int(running))
 
     async def _disturb(self) -> None:
-        """Something befalls a worker, again and again; one that is stopped already is left alone."""
+        """Something befalls a worker, again and again, but one that is stopped already, and the last that
+        gets on."""
         stopped: set[int] = set()
         while True:
             await asyncio.sleep(self._every_s)
-            pids = [pid for pid in self._server.worker_pids() if pid not in stopped]
-            if not pids:
+            pids = set(self._server.worker_pids())
+            # The server may not have noticed yet that one was stopped.
+            if _up(await asyncio.to_thread(self._server.metrics)) - len(pids & stopped) < 2:
+                self.spared += 1
                 continue
-            pid = self._rng.choice(pids)
+            pid = self._rng.choice(sorted(pids - stopped))
             kind = self._rng.choice(("killed", "stopped", "paused"))
             self.faults[kind] += 1
             if kind == "killed":
                 send_signal(pid, signal.SIGKILL)
                 continue
             send_signal(pid, signal.SIGSTOP)
-            if kind == "stopped":
-                stopped.add(pid)
-            else:
-                asyncio.get_running_loop().call_later(PAUSE_S, send_signal, pid, signal.SIGCONT)
+            stopped.add(pid)
+            if kind == "paused":
+                asyncio.get_running_loop().call_later(PAUSE_S, self._go_on, pid, stopped)
+
+    @staticmethod
+    def _go_on(pid: int, stopped: set[int]) -> None:
+        send_signal(pid, signal.SIGCONT)
+        stopped.discard(pid)
 
     async def repeat(self) -> int:
         """Sends served requests again, undisturbed, a sample or all; returns of how many."""
@@ -181,8 +208,7 @@ class Run:
                 "requests_running": metrics["requests_running"],
                 "requests_waiting": metrics["requests_waiting"],
                 "kv_pages not free": metrics["kv_pages_total"] - metrics["kv_pages_free"],
-                "workers not up": self._workers
-                - sum(value for name, value in metrics.items() if 'state="up"' in name),
+                "workers not up": self._workers - _up(metrics),
             }
             # Between two workers there are no pages at all.
             if metrics["kv_pages_total"] and not any(left.values()):
@@ -204,10 +230,22 @@ class Run:
         return metrics
 
 
-async def read_whole(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
-    """Text and end of an answer in one piece: its finish reason or ``error`` with the status."""
+def _check_refused(response: httpx.Response, refusals: Refusals | None) -> None:
+    """Raises Refused if the request may be sent again."""
+    if refusals is not None:
+        wait_s = refusals.wait_s(response.status_code, response.headers.get("retry-after"))
+        if wait_s is not None:
+            raise Refused(wait_s)
+
+
+async def read_whole(
+    http: httpx.AsyncClient, body: dict[str, Any], refusals: Refusals | None = None
+) -> tuple[str, str]:
+    """Text and end of an answer in one piece: its finish reason or ``error`` with the status. Raises
+    Refused, if that is asked for."""
     response = await http.post(PATH, json=body)
     found = response.json()
+    _check_refused(response, refusals)
     if response.status_code != 200:
         if set(found) != {"error"}:
             raise Violation(f"status {response.status_code} with {found}")
@@ -220,12 +258,16 @@ async def read_whole(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str
 
 
 async def read_stream(
-    http: httpx.AsyncClient, body: dict[str, Any], came: Callable[[], None] = lambda: None
+    http: httpx.AsyncClient,
+    body: dict[str, Any],
+    refusals: Refusals | None = None,
+    came: Callable[[], None] = lambda: None,
 ) -> tuple[str, str]:
     """The same of a stream; ``came`` is called with each piece of text."""
     texts: list[str] = []
     ends: list[str] = []
     async with http.stream("POST", PATH, json=body) as response:
+        _check_refused(response, refusals)
         if response.status_code != 200:
             await response.aread()
             if set(response.json()) != {"error"}:
@@ -241,7 +283,7 @@ async def read_stream(
                 raise Violation(f"the stream has a line {line[:200]!r}")
             event = json.loads(line.removeprefix("data: "))
             if "error" in event:
-                ends.append("error")
+                ends.append(f"error event: {event['error']['message']}")
                 continue
             for choice in event["choices"]:
                 if ends:
@@ -251,8 +293,8 @@ async def read_stream(
                     came()
                 if choice["finish_reason"]:
                     ends.append(choice["finish_reason"])
-    if ends == ["error"]:
-        return "".join(texts), "error event"
+    if len(ends) == 1 and ends[0].startswith("error"):
+        return "".join(texts), ends[0]
     if ends not in (["stop", "done"], ["length", "done"]):
         raise Violation(f"the stream ended with {ends}")
     return "".join(texts), ends[0]
@@ -273,8 +315,13 @@ def send_signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def _up(metrics: dict[str, float]) -> float:
+    """Workers that get on."""
+    return sum(value for name, value in metrics.items() if 'state="up"' in name)
+
+
 def _client(server: Server) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=server.url, timeout=120, trust_env=False)
+    return httpx.AsyncClient(base_url=server.url, timeout=SILENCE_S, trust_env=False)
 
 
 def main() -> int:
@@ -318,6 +365,8 @@ def main() -> int:
         "workers": options.workers,
         "running_when_killed": run.killed_while_running,
         "faults": dict(run.faults),
+        "spared": run.spared,
+        "refused_and_sent_again": run.refusals,
         "moved": metrics.get("router_moved_total", 0),
         "split": metrics.get("router_split_total", 0),
         "compared_with_undisturbed": compared,

@@ -108,7 +108,7 @@ class Storm:
             times.append(time.monotonic())
             try:
                 if body["stream"]:
-                    answer = await read_stream(http, body, lambda: times.append(time.monotonic()))
+                    answer = await read_stream(http, body, came=lambda: times.append(time.monotonic()))
                 else:
                     answer = await read_whole(http, body)
                 if answer[1].startswith("error"):

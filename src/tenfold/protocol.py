@@ -378,14 +378,13 @@ class Generate(ToWorker, frozen=True, kw_only=True):
 
 
 class Fetch(ToWorker, frozen=True, kw_only=True):
-    """Bring the pages of a prompt that is being prefilled elsewhere into the cache, as they become ready. Its
-    request follows as `Generate` with the same id, and waits for them without holding up others; or an
-    `Abort` follows."""
+    """Bring the pages of a prompt that is being prefilled elsewhere into the cache, as they become ready: the
+    request's ``handoff`` says where. When all are there, and beside them the token that was drawn behind the
+    prompt, the worker goes on with the request at once. `Generate` follows, with the same id and that token:
+    then it says nothing new, else the request waits for its pages without holding up others. Or an `Abort`
+    follows."""
 
-    id: str
-    tokens: tuple[int, ...]
-    handoff: dict[str, Any]
-    namespace: str = ""
+    request: Request
 
 
 class Abort(ToWorker, frozen=True, kw_only=True):

@@ -181,7 +181,7 @@ def path_of(fake: FakeConfig) -> str:
     return msgspec.json.encode(fake).decode()
 
 
-def wait_for(probe: Any, seconds: float = 10.0) -> Any:
+def wait_for(probe: Any, seconds: float = 60.0) -> Any:
     """What ``probe`` returns as soon as that is true."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from msgspec.structs import replace
 
+from tenfold.engine import engine as engine_module
 from tenfold.engine.engine import Engine
 from tenfold.kv import imports
 from tenfold.protocol import Chunk, Fetch, Request
@@ -24,7 +25,7 @@ ASKED = request("a", prompt(1), max_tokens=20, ignore_eos=True)
 
 def fetch(one: Request, handoff: dict[str, Any] | None) -> Fetch:
     assert handoff is not None
-    return Fetch(id=one.id, tokens=one.prompt + one.output, handoff=handoff, namespace=one.namespace)
+    return Fetch(request=replace(one, handoff=handoff))
 
 
 def until(done: Callable[[], bool], *engines: Engine) -> list[Chunk]:
@@ -47,15 +48,126 @@ def test_pages_come_before_their_request() -> None:
     (early,) = made.one.step()
     made.two.fetch(fetch(ASKED, early.handoff))
     assert made.two.has_work
-    chunks = until(lambda: not made.one.has_work, made.one, made.two)
-    first = next(chunk for chunk in chunks if chunk.tokens)
-    found = made.decode(ASKED, first, first.handoff)
+    first, outcome = Chunk(id=""), Outcome()
+    while made.one.has_work:
+        for first in made.one.step():
+            assert first.finish == "length"
+        for chunk in made.two.step():
+            outcome.hear(chunk)
+    made.two.add(replace(ASKED, output=first.tokens, handoff=first.handoff))
+    found = run(made.two, (), {"a": outcome})["a"]
     law = alone(ASKED)
-    assert (found.tokens, found.finish, found.cached) == (law.tokens, law.finish, [96])
+    assert ([*first.tokens, *found.tokens], found.finish) == (law.tokens, law.finish)
+    assert found.cached == [96]
     counts = made.counts()
     assert (counts.imported_pages, counts.imports, counts.fallbacks) == (6, {"imported": 1}, {})
     assert counts.starts == 1 and 0 < counts.start_s == counts.start_max_s
     assert counts.import_s > 0 and made.exports.seconds > 0
+    made.close()
+
+
+def streams(engine: Engine, count: int = 3) -> None:
+    """Requests that decode, and do not end."""
+    for number in range(count):
+        engine.add(request(f"s{number}", prompt(number + 4, 20), max_tokens=400, ignore_eos=True))
+    while engine.load().running < count:
+        engine.step()
+
+
+@pytest.mark.parametrize("length", [80, 96, 97, 100])
+def test_it_is_in_the_next_step_that_begins(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """Promise: when all pages and the first token are there, the next step that begins draws the second,
+    beside the streams, whether the front has sent the request by then or not; when it does, that says
+    nothing new."""
+    monkeypatch.setattr(engine_module, "LAST_PAGES_S", 60.0)  # steps are counted, not milliseconds
+    asked = replace(ASKED, prompt=tuple(prompt(1, length)))
+    made = Pair("memory")
+    streams(made.two)
+    made.one.add(replace(asked, prefill_only=True))
+    (early,) = made.one.step()
+    made.two.fetch(fetch(asked, early.handoff))
+    heard: list[Chunk] = []
+    while made.one.has_work:
+        assert "a" not in {chunk.id for chunk in made.two.step()}
+        heard += made.one.step()
+    (joined,) = [chunk for chunk in made.two.step() if chunk.id == "a"]
+    assert len(joined.tokens) == 1 and joined.cached_tokens == length // 16 * 16
+    last = heard[-1]
+    made.two.add(replace(asked, output=last.tokens, handoff=last.handoff))
+    found = [*last.tokens, *joined.tokens]
+    finishes: list[str] = []
+    while not finishes:
+        for chunk in made.two.step():
+            if chunk.id == "a":
+                found += chunk.tokens
+                finishes += [] if chunk.finish is None else [chunk.finish]
+        made.two.check_integrity()
+    law = alone(asked)
+    assert (found, finishes) == (law.tokens, [law.finish])
+    assert made.counts().starts == 1 and made.counts().fallbacks == {}
+    made.close()
+
+
+def test_prompts_leave_rows_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise: it is in the next step also where that is full of a prompt's rows and other prompts wait; they
+    go on after it, in their order, with their texts."""
+    monkeypatch.setattr(engine_module, "LAST_PAGES_S", 60.0)
+    made = Pair("memory")
+    streams(made.two)
+    long = [request(f"l{n}", prompt(n + 8, 150), max_tokens=3, ignore_eos=True) for n in range(2)]
+    last = made.prefill(ASKED)[-1]
+    outcomes = {one.id: Outcome() for one in (ASKED, *long)}
+    for one in long:
+        made.two.add(one)
+    made.two.step()
+    made.two.fetch(fetch(ASKED, last.handoff))
+    begun: dict[str, int] = {}
+    for step in range(100):
+        for chunk in made.two.step():
+            if chunk.id in outcomes:
+                outcomes[chunk.id].hear(chunk)
+                begun.setdefault(chunk.id, step)
+        made.two.check_integrity()
+    assert begun["a"] == 0 < begun["l0"] < begun["l1"]
+    assert [*last.tokens, *outcomes["a"].tokens] == alone(ASKED).tokens
+    for one in long:
+        assert outcomes[one.id].tokens == alone(one).tokens
+    made.close()
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_it_may_end_before_it_is_sent(given_up: bool) -> None:
+    """Promise: a request that ended ahead of its being sent is not begun anew; one that is given up meanwhile
+    leaves nothing behind."""
+    asked = replace(ASKED, params=replace(ASKED.params, max_tokens=400 if given_up else 2))
+    made = Pair("memory")
+    last = made.prefill(asked)[-1]
+    made.two.fetch(fetch(asked, last.handoff))
+    chunks = until(lambda: made.counts().starts == 1, made.two)
+    if given_up:
+        assert made.two.abort("a")
+        chunks += until(lambda: not made.two.has_work, made.two)
+        assert chunks[-1].finish == "abort"
+    else:
+        assert [*last.tokens, *chunks[-1].tokens] == alone(asked).tokens
+        assert chunks[-1].finish == "length"
+        made.two.add(replace(asked, output=last.tokens, handoff=last.handoff))
+    assert not made.two.has_work and made.two.load().pages_free == 64
+    assert not made.two._begun and not made.two._ahead
+    made.close()
+
+
+def test_a_prompt_whose_answer_has_ended_is_not_gone_on_with() -> None:
+    """Promise: where the first token is the last, nobody goes on behind it."""
+    stops = replace(ASKED, params=replace(ASKED.params, stop_token_ids=(alone(ASKED).tokens[0],)))
+    made = Pair("memory")
+    made.one.add(replace(stops, prefill_only=True))
+    (early,) = made.one.step()
+    made.two.fetch(fetch(stops, early.handoff))
+    chunks = until(lambda: not made.one.has_work, made.one)
+    assert chunks[-1].finish == "stop"
+    assert until(lambda: made.counts().imported_pages == 6, made.two) == []
+    assert not made.two.abort("a") and not made.two.has_work
     made.close()
 
 
@@ -92,7 +204,7 @@ def test_a_slow_exporter_holds_up_no_other() -> None:
     made.two.fetch(fetch(replace(ASKED, prompt=tuple(prompt(3))), last.handoff))
     until(lambda: made.counts().imported_pages == 6, made.two)
     made.two.abort("slow")
-    until(lambda: not coming(made.two), made.two)
+    until(lambda: not coming(made.two) and not made.two.has_work, made.two)
     assert made.counts().imports == {"imported": 1, "abandoned": 1}
     assert made.two.load().pages_free == 64
     made.close()
@@ -120,9 +232,12 @@ def test_without_room_a_fetch_waits_for_it() -> None:
     last = made.prefill(ASKED)[-1]
     made.two.fetch(fetch(ASKED, last.handoff))
     assert not coming(made.two)
-    until(lambda: made.counts().imported_pages == 6, made.two)
+    heard = until(lambda: made.counts().imported_pages == 6, made.two)
     assert made.two.load().preemptions == 0
-    assert made.decode(ASKED, last, last.handoff).tokens == alone(ASKED).tokens
+    made.two.add(replace(ASKED, output=last.tokens, handoff=last.handoff))
+    heard += until(lambda: not made.two.has_work, made.two)
+    ours = [token for chunk in heard if chunk.id == "a" for token in chunk.tokens]
+    assert [*last.tokens, *ours] == alone(ASKED).tokens
     made.close()
 
 
@@ -130,7 +245,7 @@ def test_without_room_a_fetch_waits_for_it() -> None:
 def test_a_fetch_of_nothing_is_no_error(handoff: dict[str, Any]) -> None:
     """Promise: whatever a handoff says, the request that follows is answered."""
     made = Pair("memory")
-    made.two.fetch(Fetch(id="a", tokens=ASKED.prompt, handoff=handoff))
+    made.two.fetch(fetch(ASKED, handoff))
     assert made.decode(ASKED, None, None).tokens == alone(ASKED).tokens
     assert sum(made.counts().fallbacks.values()) == 1
     made.close()
@@ -153,6 +268,7 @@ def test_any_fetches(seeds: list[int], aborts: set[int], handoffs: bool, pages: 
     for one in asked.values():
         made.one.add(replace(one, prefill_only=True))
     outcomes: dict[str, Outcome] = {}
+    firsts: dict[str, tuple[int, ...]] = {}
     given_up: set[str] = set()
     for step in range(5000):
         if not made.one.has_work and not made.two.has_work and not coming(made.two):
@@ -167,16 +283,16 @@ def test_any_fetches(seeds: list[int], aborts: set[int], handoffs: bool, pages: 
             if chunk.finish is None:
                 made.two.fetch(fetch(asked[chunk.id], chunk.handoff))
             elif chunk.finish == "length":
-                outcomes[chunk.id] = Outcome(tokens=list(chunk.tokens))
+                firsts[chunk.id] = chunk.tokens
                 handoff = chunk.handoff if handoffs else None
                 made.two.add(replace(asked[chunk.id], output=chunk.tokens, handoff=handoff))
         for chunk in made.two.step():
-            outcomes[chunk.id].hear(chunk)
+            outcomes.setdefault(chunk.id, Outcome()).hear(chunk)
         made.one.check_integrity()
         made.two.check_integrity()
-    for id, outcome in outcomes.items():
-        if outcome.finish != "abort":
-            assert outcome.tokens == alone(asked[id]).tokens
+    for id, first in firsts.items():
+        if id not in given_up:
+            assert [*first, *outcomes[id].tokens] == alone(asked[id]).tokens
     for engine in (made.one, made.two):
         load = engine.load()
         assert (load.pages_free, load.running, load.waiting) == (pages, 0, 0)

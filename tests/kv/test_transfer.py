@@ -212,6 +212,33 @@ def test_without_room_nothing_is_exported() -> None:
     made.close()
 
 
+def test_a_prompt_that_begins_in_the_last_step_of_another_is_exported_too() -> None:
+    """Promise: where there is room for one region alone, a prompt for which there is none yet gets it when
+    the one before has been taken, with all its pages: the prefill is not lost to the decode worker."""
+    made = Pair("memory", most_bytes=8192)
+    asked = [replace(ASKED, id=str(n), prompt=tuple(prompt(n + 1))) for n in range(2)]
+    for one in asked:
+        made.one.add(replace(one, prefill_only=True))
+    found: list[Outcome] = []
+    last: dict[str, Chunk] = {}
+    steps: dict[str, int] = {}
+    for step in range(100):
+        for chunk in made.one.step():
+            if chunk.tokens:
+                last[chunk.id] = chunk
+            steps.setdefault(chunk.id, step)
+        made.one.check_integrity()
+        for one in asked[len(found) : len(last)]:  # taken at once
+            found.append(made.decode(one, last[one.id], last[one.id].handoff))
+        if not made.one.has_work:
+            break
+    assert steps["1"] == steps["0"] + 4  # the second has begun in step 3, and is announced a step later
+    assert [one.tokens for one in found] == [alone(one).tokens for one in asked]
+    assert [one.cached for one in found] == [[96], [96]]
+    assert made.exports.declined == 0
+    made.close()
+
+
 def test_an_answer_of_one_token_needs_no_handoff(pair: Pair) -> None:
     """Where the first token is the last, by its number or as a stop, nothing is handed over."""
     assert pair.prefill(replace(ASKED, params=replace(ASKED.params, max_tokens=1)))[-1].handoff is None

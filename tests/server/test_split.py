@@ -92,7 +92,10 @@ def test_a_handover_from_end_to_end() -> None:
 
     def scenario(day: SplitDay) -> None:
         day.begin()
-        assert day.said("d0", Fetch) == [Fetch(id="r", tokens=tuple(range(10_000, 10_400)), handoff=HANDOFF)]
+        (fetch,) = day.said("d0", Fetch)
+        assert isinstance(fetch, Fetch) and not fetch.request.prefill_only
+        assert (fetch.request.id, fetch.request.prompt) == ("r", tuple(range(10_000, 10_400)))
+        assert fetch.request.handoff == HANDOFF
         day.finish()
         went_on = day.sent("d0", "r")
         assert (went_on.output, went_on.handoff, went_on.prefill_only) == ((7,), DONE, False)
@@ -106,6 +109,41 @@ def test_a_handover_from_end_to_end() -> None:
         assert day.fleet.sent["p0"] == 1 and day.fleet.sent["d0"] == 5
 
     play(scenario)
+
+
+def test_a_decode_worker_that_is_ahead() -> None:
+    """Promise: what it says before the prefill worker's last word is heard comes after that word, in order;
+    even its end."""
+
+    def scenario(day: SplitDay) -> None:
+        day.begin()
+        day.hosts["d0"].says(Chunk(id="r", tokens=(8,), cached_tokens=384))
+        day.hosts["d0"].says(Chunk(id="r", tokens=(5,), finish="length"))
+        assert [chunk for chunk in day.chunks if chunk.id == "r" and chunk.tokens] == []
+        day.finish()
+        ours = [chunk for chunk in day.chunks if chunk.id == "r"]
+        assert [chunk.tokens for chunk in ours if chunk.tokens] == [(7,), (8,), (5,)]
+        assert [chunk.finish for chunk in ours if chunk.finish] == ["length"]
+        assert day.sent("d0", "r").output == (7,)
+        assert all("r" not in post.requests for post in day.fleet.posts)
+
+    play(scenario)
+
+
+def test_what_one_that_has_died_had_said_ahead() -> None:
+    """Promise: it is forgotten; another goes on from the first token."""
+
+    def scenario(day: SplitDay) -> None:
+        day.begin()
+        reads = next(name for name in ("d0", "d1") if day.said(name, Fetch))
+        other = {"d0": "d1", "d1": "d0"}[reads]
+        day.hosts[reads].says(Chunk(id="r", tokens=(8,), cached_tokens=384))
+        day.hosts[reads].die()
+        day.finish()
+        assert day.sent(other, "r").output == (7,)
+        assert [chunk.tokens for chunk in day.chunks if chunk.id == "r" and chunk.tokens] == [(7,)]
+
+    play(scenario, decode=2)
 
 
 @pytest.mark.parametrize("finish", ["stop", "error", "abort"])
@@ -161,12 +199,13 @@ def test_given_up_by_its_client() -> None:
 
 
 def test_a_prefill_worker_dies() -> None:
-    """Promise: the request comes back; who read along keeps what it has, and computes for the next."""
+    """Promise: the request comes back, and who read along does not go on with it under its old id."""
 
     def scenario(day: SplitDay) -> None:
         day.begin()
+        day.hosts["d0"].says(Chunk(id="r", tokens=(8,), cached_tokens=384))
         day.hosts["p0"].die()
-        assert day.returned_ids == ["r"] and day.said("d0", Abort) == []
+        assert day.returned_ids == ["r"] and day.said("d0", Abort) == [Abort(id="r")]
         assert day.long("r~1") == "d0"
         assert not day.sent("d0", "r~1").prefill_only
 

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tenfold.protocol import (
     Abort,
     Chunk,
     Chunks,
     EngineSettings,
+    Fetch,
     FrontMessage,
     Generate,
     KVSnapshot,
@@ -220,3 +222,20 @@ def test_shutdown_ends_the_loop(front: Front) -> None:
     front.thread.join(10)
     assert not front.thread.is_alive()
     assert front.ended is None
+
+
+def test_a_front_that_goes_takes_what_it_told_of_along() -> None:
+    """Promise: a request that was told of with a `Fetch` may be under way before it is sent: when the front
+    is gone it is given up too; one that was sent and has ended is not."""
+    ours, theirs = socket.socketpair()
+    engine = FakeEngine(EngineSettings(model=""), FakeConfig())
+    ended = Request(id="ended", prompt=(1, 2), params=SamplingParams(seed=1, max_tokens=1))
+    with ours:
+        for message in (Generate(request=ended), Fetch(request=replace(ended, id="fetched", handoff={}))):
+            ours.sendall(frame(message))
+        ours.shutdown(socket.SHUT_WR)
+        loop = WorkerLoop(engine, Channel(theirs))
+        with theirs, pytest.raises(EOFError):
+            loop.run()
+    loop.abandon()
+    assert engine.aborted == [("fetched", None)]

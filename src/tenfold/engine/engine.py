@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Iterable
 from typing import Any, TypedDict, cast
 
 import msgspec
@@ -48,8 +49,8 @@ log = logging.getLogger(__name__)
 SOURCE_WAIT_S = 0.002
 """A step with nothing to compute waits so long for pages from elsewhere."""
 LAST_PAGES_S = 0.004
-"""When a request comes whose pages have nearly all been fetched, the step waits so long for the last ones,
-once: a whole step more would hold its next token up for longer."""
+"""A step waits so long for the last pages of a request, when it has just come or all of them are there to be
+read: a whole step more would hold its next token up for longer."""
 
 
 class AdmissionNews(TypedDict, total=False):
@@ -109,12 +110,23 @@ class Engine:
         """Requests whose pages are being fetched: not in the queue, where they would hold up others."""
         self._fresh: list[str] = []
         """Of these, the ones that came since the last step."""
+        self._ahead: dict[str, Request] = {}
+        """Requests that were told of with a `Fetch`, and have not come themselves."""
+        self._begun: set[str] = set()
+        """Requests that went on before they came; whether they have ended or not."""
         # Chunks of requests that ended between two steps.
         self._ended: list[Chunk] = []
         self._steps = self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises RequestError, and takes nothing on, for one that cannot be served."""
+        if request.id in self._begun:
+            self._begun.discard(request.id)
+            return
+        self._ahead.pop(request.id, None)
+        self._add(request)
+
+    def _add(self, request: Request) -> None:
         if request.id in self._sequences or request.id in self._parked:
             raise RequestError("id", f"{request.id!r} is that of a request under way; use another")
         check_request(request, self._program.info)
@@ -139,11 +151,14 @@ class Engine:
     def fetch(self, fetch: Fetch) -> None:
         """See `tenfold.protocol.Fetch`. Without transfer nothing is done: the prompt is computed."""
         if self._imports is not None:
-            self._imports.fetch(fetch, len(self._scheduler.running))
+            self._ahead[fetch.request.id] = fetch.request
+            self._imports.fetch(fetch.request, len(self._scheduler.running))
 
     def abort(self, id: str, keep: int | None = None) -> bool:
         """Ends a request in any phase; its last chunk comes with the next step. False if it is unknown.
         ``keep``: see `tenfold.protocol.Abort`."""
+        self._ahead.pop(id, None)
+        self._begun.discard(id)
         if self._imports is not None:
             self._imports.abandon(id)
         if (parked := self._parked.pop(id, None)) is not None:
@@ -168,6 +183,7 @@ class Engine:
             self._await_last_pages(self._imports)
             if self._imports.tick(len(self._scheduler.running)):
                 self._scheduler.unblock()
+            self._go_ahead(self._imports)
         if tier is not None and tier.tick():
             self._scheduler.unblock()
         self._unpark()
@@ -298,7 +314,9 @@ class Engine:
             if source is not None:
                 tables += source.tables()
         self._cache.check(tables)
-        if [*running, *waiting] != list(self._sequences.values()):
+        if {one.id for one in (*running, *waiting)} != set(self._sequences) or _in_order(
+            [*running, *waiting]
+        ) != _in_order(self._sequences.values()):
             raise IntegrityError(
                 "the sequences that run, then wait, are not those under way in order of arrival"
             )
@@ -316,14 +334,28 @@ class Engine:
 
     def _queue(self, sequence: Sequence) -> None:
         self._sequences[sequence.id] = sequence
-        self._scheduler.waiting.append(sequence)
+        sequence.handed_over = self._imports is not None and self._imports.whole(sequence.id)
+        self._scheduler.queue(sequence)
 
     def _await_last_pages(self, imports: Imports) -> None:
-        if self._fresh:
-            until = time.monotonic() + LAST_PAGES_S
-            while any(map(imports.reads, self._fresh)) and (left := until - time.monotonic()) > 0:
-                imports.wait(left)
-            self._fresh.clear()
+        until = time.monotonic() + LAST_PAGES_S
+        while any(map(imports.reads, self._fresh)) or any(map(imports.closes, self._ahead)):
+            if (left := until - time.monotonic()) <= 0:
+                break
+            imports.wait(left)
+        self._fresh.clear()
+
+    def _go_ahead(self, imports: Imports) -> None:
+        """Requests of which everything has come from their prefill worker go on, whether the front has said
+        so by now or not: that would be a step later as often as not."""
+        for id, token in imports.told().items():
+            if (request := self._ahead.pop(id, None)) is None:
+                continue
+            try:
+                self._add(msgspec.structs.replace(request, output=(*request.output, token)))
+            except RequestError:
+                continue  # it is told when the request comes
+            self._begun.add(id)
 
     def _unpark(self) -> None:
         """Requests whose pages have come, or will not, join the queue."""
@@ -421,7 +453,10 @@ class Engine:
         self, sequence: Sequence, finish: FinishReason, keep: int | None = None
     ) -> dict[str, Any] | None:
         """The sequence is gone; returns the handoff of its pages, if it has one."""
-        handoff = None if self._handover is None else self._handover.end(sequence.id)
+        handoff = None
+        if self._handover is not None:
+            drawn = sequence.tokens[-1] if finish == "length" else None
+            handoff = self._handover.end(sequence.id, drawn)
         del self._sequences[sequence.id]
         self._scheduler.drop(sequence)
         if keep is not None:
@@ -438,6 +473,11 @@ class Engine:
             return {}
         self._cached_tokens += cached
         return {"cached_tokens": cached, "queue_ms": sequence.queue_ms}
+
+
+def _in_order(sequences: Iterable[Sequence]) -> list[Sequence]:
+    """Those that run and wait in order of arrival."""
+    return [sequence for sequence in sequences if not sequence.handed_over]
 
 
 def _logprob(output: StepOutput, n: int, top: int) -> TokenLogprob:

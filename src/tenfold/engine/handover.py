@@ -24,6 +24,8 @@ class Handover:
         self._exports = exports
         self._memory = memory
         self._waiting: set[str] = set()
+        self._declined: set[str] = set()
+        """Of these, the ones that run, and for which there has been no room so far."""
         self._under_way: set[str] = set()
 
     def expect(self, sequence: Sequence) -> None:
@@ -32,15 +34,18 @@ class Handover:
 
     def begin(self, work: Iterable[Work]) -> list[Chunk]:
         """Begins the exports of sequences that run now; each is announced by a chunk with its handoff, so
-        that its importer can read along."""
+        that its importer can read along. For whom there is no room there may be in a later step: the region
+        before it is often just being read, and until the prompt's last step nothing is lost."""
         chunks = []
-        for sequence in [work.sequence for work in work] if self._waiting else ():
+        for sequence in [one.sequence for one in work] if self._waiting else ():
             if sequence.id in self._waiting:
-                self._waiting.discard(sequence.id)
                 pages = len(sequence.tokens) // PAGE_ROWS
                 tokens = token_bytes(sequence.tokens[: pages * PAGE_ROWS])
                 handoff = self._exports.begin(sequence.id, sequence.namespace, tokens, pages)
-                if handoff is not None:
+                if handoff is None:
+                    self._declined.add(sequence.id)
+                else:
+                    self._waiting.discard(sequence.id)
                     self._under_way.add(sequence.id)
                     chunks.append(Chunk(id=sequence.id, handoff=handoff))
         return chunks
@@ -57,13 +62,16 @@ class Handover:
                     pages = sequence.table.pages[first:last].tolist()
                     self._exports.add(sequence.id, [self._memory.view_page(page) for page in pages])
 
-    def end(self, id: str) -> dict[str, Any] | None:
-        """The request leaves; its handoff, if all its pages are in it."""
-        self._waiting.discard(id)
+    def end(self, id: str, token: int | None) -> dict[str, Any] | None:
+        """The request leaves; its handoff, if all its pages are in it. ``token``: the one to go on behind."""
+        if id in self._waiting:
+            self._waiting.discard(id)
+            self._exports.declined += id in self._declined
+            self._declined.discard(id)
         if id not in self._under_way:
             return None
         self._under_way.discard(id)
-        return self._exports.end(id)
+        return self._exports.end(id, token)
 
     def sweep(self) -> None:
         """Gives back what importers have taken, and what they did not in time."""

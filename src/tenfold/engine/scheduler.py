@@ -6,8 +6,12 @@ rows needs logits, they leave a row of those for every sequence that may draw in
 admitted, first come first served, when there are pages for all its tokens and one more for every sequence
 that runs (so that those need not be thrown out at once). When a decode needs a page and there is none, the
 sequence that arrived last goes back to the head of the queue; its finished pages stay in the cache until
-someone needs them. So ``running``, then ``waiting``, is always in order of arrival, and the first in it
-always gets on: nobody starves.
+someone needs them. So ``running``, then ``waiting``, is in order of arrival, and the first in it always gets
+on: nobody starves.
+
+A sequence that was handed over has waited for its turn elsewhere, and has a page of rows to compute at most:
+it goes before those that wait (but for who has run already, and for a head that waits for pages, which others
+must not take for ever), and prompts under way leave rows for it.
 
 Drafts get their pages last, and only free ones: for a draft nobody is put back or kept out, and nothing is
 evicted. So what is admitted, and what is found in the cache, is the same with drafts and without.
@@ -20,6 +24,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sized
 from typing import NamedTuple, Protocol
 
+from tenfold.backends.base import PAGE_ROWS
 from tenfold.engine.sequence import Sequence
 from tenfold.kv.cache import KVCache
 from tenfold.kv.pages import IntegrityError
@@ -75,6 +80,17 @@ class Scheduler:
         self._blocked: Sequence | None = None
         self.gates: list[Gate] = []
 
+    def queue(self, sequence: Sequence) -> None:
+        """A sequence has come, and waits."""
+        at = len(self.waiting)
+        if sequence.handed_over:
+            others = (n for n, one in enumerate(self.waiting) if not self._keeps_its_place(one))
+            at = next(others, at)
+        self.waiting.insert(at, sequence)
+
+    def _keeps_its_place(self, sequence: Sequence) -> bool:
+        return sequence.handed_over or sequence.admitted or sequence is self._blocked
+
     def unblock(self) -> None:
         """Pages were given back, by others than sequences."""
         self._blocked = None
@@ -89,10 +105,13 @@ class Scheduler:
             drafts = guess([work.sequence for work in plan.work], self._draft_rows(budget))
             budget -= sum(map(len, drafts))
         prompts = self._prompts(plan)
+        kept = self._kept_rows(budget)
         while budget and (sequence := next(prompts, None)) is not None:
-            rows = min(sequence.pending, budget)
-            plan.work.append(Work(sequence, rows))
-            budget -= rows
+            if sequence.handed_over:
+                kept = max(0, kept - PAGE_ROWS)
+            if (rows := min(sequence.pending, budget - kept)) > 0:
+                plan.work.append(Work(sequence, rows))
+                budget -= rows
         for index, draft in enumerate(drafts):
             if draft:
                 self._draft(plan, index, draft)
@@ -125,6 +144,12 @@ class Scheduler:
             and len(self.running) < self._max_running
             and self.waiting[0] is not self._blocked
         )
+
+    def _kept_rows(self, budget: int) -> int:
+        """How many of ``budget`` rows prompts leave to those that were handed over and wait."""
+        if not self._admits():
+            return 0
+        return min(PAGE_ROWS * sum(one.handed_over for one in self.waiting), budget // 2)
 
     def _draft_rows(self, budget: int) -> int:
         """How many of the ``budget`` rows that decodes leave may be drafts."""

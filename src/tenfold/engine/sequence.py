@@ -25,6 +25,9 @@ class Sequence:
     long it waited for that admission. ``features`` are the program's of the row that drew the last token, if
     the speculator wants them and the program has them. A `tenfold.speculate.base.DraftSequence`.
 
+    It is ``handed_over`` if another engine has computed its prompt, and all full pages of that are here: then
+    less than a page of rows is left to compute.
+
     ``matcher`` has accepted the output so far; None: any text will do. With a ``pool`` the sequence draws
     nothing: it ends when all its tokens are computed, and its states are there.
     """
@@ -37,6 +40,7 @@ class Sequence:
         "cached_tokens_news",
         "computed",
         "features",
+        "handed_over",
         "history",
         "id",
         "matcher",
@@ -81,6 +85,7 @@ class Sequence:
         self.table: PageTable | None = None
         self.arrived = time.monotonic()
         self.admitted = False
+        self.handed_over = False
         self.queue_ms = 0.0
         self.cached_tokens_news: int | None = None
         self.features: Floats | None = None

@@ -24,8 +24,8 @@ from tenfold.kv.cache import KVCache, PageTable
 
 log = logging.getLogger(__name__)
 
-COMMIT_PAGES = 64
-"""Most pages of an arrival that a step puts into the index."""
+COMMIT_PAGES = 512
+"""Most pages of an arrival that a step puts into the index: some 8 us each, and the request waits for all."""
 CHORE_S = 1.0
 """How often the reading thread looks after other things."""
 

@@ -18,7 +18,7 @@ from tenfold.kv.region import Fallback, TransferError
 from tenfold.kv.segment import token_bytes
 from tenfold.kv.tcp import PageServer, nearest
 from tenfold.kv.transfer import LONGEST_S, Exports, Handoff, MemorySource, Source
-from tenfold.protocol import Fetch, TransferCounts
+from tenfold.protocol import Request, TransferCounts
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ READ_PAGES = 4
 """Most pages of one read: they are waited for together."""
 READERS = 4
 """So many handoffs are read at once; those behind them wait."""
+CLOSE_PAGES = 64
+"""Reading so many is a matter of milliseconds."""
 RETRY_S = 0.05
 """A fetch for which there was no room is tried again after this long."""
 LATE_S = 5.0
@@ -92,12 +94,14 @@ class Imports:
         self._arrivals = Arrivals(cache, "kv-import", self._news, lambda: None, READERS)
         self._given: dict[str, Handoff] = {}
         """Of requests that wait and whose import has not begun."""
-        self._wanted: dict[str, Fetch] = {}
+        self._wanted: dict[str, Request] = {}
         """Of these, the ones that begin as soon as there is room."""
         self._retry_at = 0.0
         self._fetched: dict[str, float] = {}
         """Fetches that are over and whose request has not been admitted: when their last page was ready, 0
         if not all came."""
+        self._told: dict[str, int] = {}
+        """Tokens that came with the pages of fetches, until they are taken."""
         self._coming: dict[str, tuple[Arrival, Source]] = {}
         self._left: list[tuple[Arrival, Source]] = []
         """Of requests that are gone or do not wait any more."""
@@ -118,12 +122,21 @@ class Imports:
         except msgspec.ValidationError as error:
             self._failed(f"the handoff is none: {error}", "broken")
 
-    def fetch(self, fetch: Fetch, reserve: int) -> None:
+    def fetch(self, request: Request, reserve: int) -> None:
         """Begins to import for a request that comes later, or does so when there is room."""
-        self.expect(fetch.id, fetch.handoff)
-        if fetch.id in self._given:
-            self._wanted[fetch.id] = fetch
-            self._begin(fetch.id, fetch.tokens, fetch.namespace, reserve)
+        self.expect(request.id, request.handoff or {})
+        if request.id in self._given:
+            self._wanted[request.id] = request
+            self._fetch(request, reserve)
+
+    def _fetch(self, request: Request, reserve: int) -> None:
+        # Behind the prompt there will be a token: none of its rows need be left to compute.
+        self._begin(request.id, (*request.prompt, *request.output), request.namespace, reserve, left=0)
+
+    def told(self) -> dict[str, int]:
+        """Of fetches of which everything has come since the last call: the tokens to go on behind."""
+        told, self._told = self._told, {}
+        return told
 
     def coming(self, id: str) -> bool:
         """Whether a request's pages are being fetched; from now on it waits for them, but not for ever."""
@@ -133,9 +146,25 @@ class Imports:
         coming[0].deadline = min(coming[0].deadline, time.monotonic() + LATE_S)
         return True
 
+    def whole(self, id: str) -> bool:
+        """Whether all pages of a handoff have come for a request that was not admitted yet."""
+        return self._fetched.get(id, 0.0) > 0
+
     def waits(self, id: str) -> bool:
         """Whether a request's pages are still being fetched."""
         return id in self._coming and not self._coming[id][0].called_off
+
+    def closes(self, id: str) -> bool:
+        """Whether the last pages of a request are there to be read, and somebody reads them."""
+        arrival, source = self._coming.get(id, (None, None))
+        if arrival is None or arrival.over or not isinstance(source, MemorySource):
+            return False
+        if len(self._arrivals.under_way) > READERS or arrival.limit - arrival.landed > CLOSE_PAGES:
+            return False
+        try:
+            return source.ended
+        except (TransferError, OSError):
+            return False
 
     def reads(self, id: str) -> bool:
         """Whether some of a request's pages have still to be read."""
@@ -148,9 +177,9 @@ class Imports:
             return coming[0].called_off
         return self._begin(id, tokens, namespace, reserve)
 
-    def _begin(self, id: str, tokens: Sequence[int], namespace: str, reserve: int) -> bool:
-        """Begins the import of a handoff that was given, if it has any use and there is room. False: it has
-        begun."""
+    def _begin(self, id: str, tokens: Sequence[int], namespace: str, reserve: int, left: int = 1) -> bool:
+        """Begins the import of a handoff that was given, if it has any use and there is room. So many of the
+        last tokens are computed here in any case. False: it has begun."""
         if (handoff := self._given.get(id)) is None:
             return True
         cache = self._cache
@@ -167,7 +196,7 @@ class Imports:
             self._failed(str(error), _reason(error))
             return True
         first = table.size
-        last = min(source.contents.pages, (len(tokens) - 1) // PAGE_ROWS)
+        last = min(source.contents.pages, (len(tokens) - left) // PAGE_ROWS)
         if last <= first or not cache.extend(table, last * PAGE_ROWS):
             cache.close(table)
             source.close(taken=True)
@@ -193,6 +222,7 @@ class Imports:
         self._given.pop(id, None)
         self._wanted.pop(id, None)
         self._fetched.pop(id, None)
+        self._told.pop(id, None)
         if (coming := self._coming.pop(id, None)) is not None:
             self._left.append(coming)
             self._arrivals.cancel(coming[0])
@@ -203,8 +233,8 @@ class Imports:
         self._news.clear()
         if self._wanted and time.monotonic() >= self._retry_at:
             self._retry_at = time.monotonic() + RETRY_S
-            for fetch in list(self._wanted.values()):
-                self._begin(fetch.id, fetch.tokens, fetch.namespace, reserve)
+            for request in list(self._wanted.values()):
+                self._fetch(request, reserve)
         ended = self._arrivals.tick()
         for arrival in ended:
             self._end(arrival)
@@ -293,6 +323,8 @@ class Imports:
             if coming[0] is arrival:
                 self._left.append(self._coming.pop(id))
                 self._fetched[id] = coming[1].complete_at if whole else 0.0
+                if whole and isinstance(coming[1], MemorySource) and coming[1].token is not None:
+                    self._told[id] = coming[1].token
                 while len(self._fetched) > _FETCHED:
                     del self._fetched[next(iter(self._fetched))]
         for coming in list(self._left):

@@ -9,9 +9,10 @@ chain.
       +------------+----------------------+------------------+---------------+--------+--------+--
 
 The exporter writes a page and its sum, then counts it as ready in the head; an importer reads no page
-before. The memory is a memfd: it has no name that could be left behind, and is gone with the last process
-that has it open. Both sides read and write it by system calls, so that a region cut short is an error and
-not a signal.
+before. When all are there and the exporter's first token is drawn, that goes into the head too, and the
+region is complete. The memory is a memfd: it has no name that could be left behind, and is gone with the last
+process that has it open. Both sides read and write it by system calls, so that a region cut short is an error
+and not a signal.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ _COMPLETE_AT = 48
 """When the last page was there, by the exporter's monotonic clock: that of all processes of a machine."""
 _TAKEN_AT = 56
 """The importer writes a 1 there when it needs the region no more."""
+_TOKEN = Struct("<I")
+_TOKEN_AT = 60
+"""One more than the token that was drawn behind the prompt; 0: there is none to go on with."""
 _NAMES_AT = 64
 
 
@@ -143,13 +147,20 @@ class Region:
         sums = b"".join(page_sum(page).to_bytes(8, "little") for page in pages)
         os.pwrite(self.file, sums, contents.sums_at + 8 * first)
         self.ready += len(pages)
-        complete = self.ready == contents.pages
-        if complete:
+        if self.ready == contents.pages:
             os.pwrite(self.file, _COMPLETE.pack(time.monotonic()), _COMPLETE_AT)
-        self.end("complete" if complete else "open")
+        self._say("open")
 
-    def end(self, state: State) -> None:
-        """Says how it stands with the region."""
+    def end(self, token: int | None) -> bool:
+        """Nothing more comes. True: all pages are there, and with a ``token`` whoever has them may go on
+        behind it. Raises OSError."""
+        whole = self.ready == self.contents.pages
+        if whole and token is not None:
+            os.pwrite(self.file, _TOKEN.pack(token + 1), _TOKEN_AT)
+        self._say("complete" if whole else "failed")
+        return whole
+
+    def _say(self, state: State) -> None:
         os.pwrite(self.file, _READY.pack(self.ready, _STATES.index(state)), _READY_AT)
 
     def close(self) -> None:
@@ -192,6 +203,12 @@ class Mapped:
         """When its last page was ready, by the monotonic clock of the exporter's machine; 0: it is not."""
         (when,) = _COMPLETE.unpack(os.pread(self.file, _COMPLETE.size, _COMPLETE_AT))
         return float(when)
+
+    @property
+    def token(self) -> int | None:
+        """Of a complete region: the token to go on behind, if there is one."""
+        (token,) = _TOKEN.unpack(os.pread(self.file, _TOKEN.size, _TOKEN_AT))
+        return int(token) - 1 if token else None
 
     def sums(self, first: int, count: int) -> bytes:
         """Checksums of pages."""

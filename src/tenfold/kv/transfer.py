@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tenfold.backends.base import PAGE_ROWS
-from tenfold.kv.region import Contents, Mapped, Region, TransferError
+from tenfold.kv.region import Contents, Mapped, Region, State, TransferError
 
 LEASE_S = 30.0
 """How long a region is kept for its importer once all of it is there."""
@@ -71,7 +71,8 @@ class Source(Protocol):
 
 
 class MemorySource:
-    """Reads a region of this machine."""
+    """Reads a region of this machine. Of the last page it waits for the exporter's first token too:
+    ``token``, None if it did not say one."""
 
     def __init__(self, handoff: Handoff) -> None:
         """Raises TransferError."""
@@ -81,6 +82,7 @@ class MemorySource:
         self._expires = handoff.expires
         self._cancelled = False
         self.seconds = self.complete_at = 0.0
+        self.token: int | None = None
         try:
             file = os.open(handoff.path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -96,12 +98,22 @@ class MemorySource:
 
     def read(self, first: int, views: Sequence[memoryview]) -> int:
         """See `Source`."""
-        await_pages(self._region.progress, first + len(views), self._expires, self._there)
+        last = first + len(views)
+        await_pages(self._region.progress, last, self._expires, self._there)
         began = time.perf_counter()
         good = self._region.read(first, views)
         self.seconds += time.perf_counter() - began
+        if last == self.contents.pages:
+            await_pages(self._ended, 1, self._expires, self._there)
+            self.token = self._region.token
         self.complete_at = self._region.complete_at
+        self._region.progress()  # both are of this prompt
         return good
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything is there, read or not. Raises TransferError, OSError."""
+        return self._ended()[0] > 0
 
     def cancel(self) -> None:
         """See `Source`."""
@@ -114,6 +126,10 @@ class MemorySource:
                 self._region.take()
         self._region.close()
 
+    def _ended(self) -> tuple[int, State]:
+        _, state = self._region.progress()
+        return int(state == "complete"), state
+
     def _there(self) -> bool:
         try:
             return not self._cancelled and os.stat(self._path).st_ino == os.fstat(self._region.file).st_ino
@@ -122,7 +138,7 @@ class MemorySource:
 
 
 def await_pages(
-    progress: Callable[[], tuple[int, str]],
+    progress: Callable[[], tuple[int, State]],
     wanted: int,
     expires: float,
     there: Callable[[], bool] = lambda: True,
@@ -182,7 +198,7 @@ class Exports:
         self.seconds = 0.0
         """Spent on writing pages."""
         self.declined = 0
-        """Exports for which there was no room."""
+        """Exports for which there was no room to the end."""
 
     def begin(self, id: str, namespace: str, tokens: bytes, pages: int) -> dict[str, Any] | None:
         """A handoff for the first ``pages`` pages of a request; None if there is no room. ``tokens`` are
@@ -197,7 +213,6 @@ class Exports:
         )
         region = self._region(contents) if pages else None
         if region is None:
-            self.declined += 1
             return None
         fields: dict[str, Any] = {"transport": "memory", "path": region.path}
         if self._offer is not None:
@@ -237,16 +252,15 @@ class Exports:
             self.exported_pages += len(pages)
         self.seconds += time.perf_counter() - began
 
-    def end(self, id: str) -> dict[str, Any] | None:
-        """A request needs its pages no more; returns its handoff if all of them are in it."""
+    def end(self, id: str, token: int | None = None) -> dict[str, Any] | None:
+        """A request needs its pages no more; returns its handoff if all of them are in it. ``token``: see
+        `Region.end`."""
         export = self._exports.pop(id, None)
         if export is None:
             return None
-        region = export.region
-        whole = region.ready == region.contents.pages
-        if not whole:
-            with contextlib.suppress(OSError):
-                region.end("failed")
+        whole = False
+        with contextlib.suppress(OSError):
+            whole = export.region.end(token)
         export.expires = time.monotonic() + self._lease_s
         self._lent.append(export)
         return {**export.handoff, "expires": time.time() + self._lease_s} if whole else None

@@ -276,11 +276,12 @@ class Fleet:
         if (found := self.splits.next(chunk, now)) is None:
             self._events.returned([chunk.id], False)
             return
-        name, message = found
+        name, message, early = found
         post = self._at[chunk.id] = self._post(name)
         post.requests[chunk.id] = None
         self.sent[name] = self.sent.get(name, 0) + 1
         post.host.send(message)
+        self._news(early, now)
 
     def _to_the_one(self, requests: Sequence[Request]) -> list[tuple[str, Post, bool]]:
         """With one worker there is nothing to choose, and nothing is to be spent on it."""
@@ -399,12 +400,10 @@ class Fleet:
             chunks = [chunk for chunk in message.chunks if self._at.get(chunk.id) is post]
             done: list[Chunk] = []
             if self.splits is not None:
+                self.splits.early(post.name, message.chunks)
                 chunks, done = self.splits.read(chunks, now)
-            for chunk in chunks:
-                self._progress(chunk, now)
+            self._news(chunks, now)
             moved = True
-            if chunks:
-                self._events.news(chunks)
             for chunk in done:
                 self._hand_over(chunk, now)
         if (load := message.load) is not None:
@@ -426,6 +425,12 @@ class Fleet:
                 post.stuck_since = None
                 if not post.draining:
                     self.router.undrain(post.name)
+
+    def _news(self, chunks: Sequence[Chunk], now: float) -> None:
+        for chunk in chunks:
+            self._progress(chunk, now)
+        if chunks:
+            self._events.news(chunks)
 
     def _progress(self, chunk: Chunk, now: float) -> None:
         if chunk.finish is not None:

@@ -181,7 +181,9 @@ class Flights:
         self._ends: deque[float] = deque(maxlen=64)
         self._progress_at = time.monotonic()
         self._manned_at = time.monotonic()
-        """When there was last any worker, or one on its way."""
+        """When there was last any worker, or one on its way,"""
+        self._manned_for = 0
+        """and how many requests they could run."""
         self._down: str | None = None
         self._closing: str | None = None
 
@@ -249,7 +251,7 @@ class Flights:
             raise unavailable(self._closing, 1)
         if self._down is not None:
             raise unavailable(f"the worker cannot be started: {self._down}", 10)
-        if not self._fleet.posts:
+        if self._deserted:
             raise unavailable(NOBODY, 5)
         if len(self._flights) >= self._max_running + self._queue(admitted):
             wait_s = self._retry_after_s()
@@ -306,12 +308,11 @@ class Flights:
     def room(self) -> None:
         """Those that are on no worker are sent, with the tokens received. They wait for somebody to join no
         longer than for a worker to get on."""
-        now = time.monotonic()
         if self._fleet.posts:
-            self._manned_at = now
+            self._manned_at, self._manned_for = time.monotonic(), self._max_running
         if not self._waiting:
             return
-        if now > self._manned_at + self._stall_after_s:
+        if self._deserted:
             for flight in list(self._waiting.values()):
                 self._end(flight, unavailable(NOBODY, 5))
             return
@@ -437,8 +438,15 @@ class Flights:
         return True
 
     @property
+    def _deserted(self) -> bool:
+        """Whether nobody has been there for so long that nobody is to be expected."""
+        return not self._fleet.posts and time.monotonic() > self._manned_at + self._stall_after_s
+
+    @property
     def _max_running(self) -> int:
-        """Of all workers."""
+        """Of all workers; of the last ones, where there is none."""
+        if not self._fleet.posts:
+            return self._manned_for
         own = self._settings.max_running
         return sum(own if post.plan is None else post.plan.max_running for post in self._fleet.posts)
 

@@ -3,8 +3,9 @@
 Such a request goes to its prefill worker as ``prefill_only``. When that begins, it says where its pages will
 be (a handoff), and the decode worker that the router chose is told to read along (`Fetch`). When its first
 token comes, the request goes to the decode worker, under the same id: to whoever has it (`Flights`) nothing
-has happened. Whatever is lost on the way (the handoff, pages, a worker) is computed by the decode worker,
-from the tokens that were sent.
+has happened. The decode worker finds that token beside the pages, and may be ahead of us: what it says before
+the prefill worker's word has come is kept until then. Whatever is lost on the way (the handoff, pages, a
+worker) is computed by the decode worker, from the tokens that were sent.
 """
 
 from __future__ import annotations
@@ -63,12 +64,14 @@ def divisible(request: Request, plan: EnginePlan) -> bool:
 class Split:
     """A request on its prefill worker."""
 
-    __slots__ = ("fetching", "request")
+    __slots__ = ("early", "fetching", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.fetching: str | None = None
         """The decode worker that reads along."""
+        self.early: list[Chunk] = []
+        """What it has said of the request."""
 
 
 class Splits:
@@ -113,9 +116,16 @@ class Splits:
                 passed.append(chunk)
         return passed, done
 
-    def next(self, chunk: Chunk, now: float) -> tuple[str, Generate] | None:
-        """Where a request goes on, and what to say there; None: there is nobody. The prefill worker has
-        forgotten it."""
+    def early(self, worker: str, chunks: Iterable[Chunk]) -> None:
+        """News of requests that are not on this worker, as far as is known here."""
+        for chunk in chunks:
+            split = self._here.get(chunk.id)
+            if split is not None and split.fetching == worker:
+                split.early.append(chunk)
+
+    def next(self, chunk: Chunk, now: float) -> tuple[str, Generate, list[Chunk]] | None:
+        """Where a request goes on, what to say there, and what was said there already; None: there is nobody.
+        The prefill worker has forgotten it."""
         split = self._here.pop(chunk.id)
         worker = self._router.hand_over(chunk.id, now)
         if split.fetching not in (None, worker):
@@ -126,9 +136,10 @@ class Splits:
         if chunk.handoff is None:
             self.not_exported += 1
         elif split.fetching is None and self._router.role(worker) != "prefill":
-            self._send(worker, self._fetching(request, chunk.handoff))
+            self._send(worker, Fetch(request=replace(request, handoff=chunk.handoff)))
         output = request.output + chunk.tokens
-        return worker, Generate(request=replace(request, output=output, handoff=chunk.handoff))
+        told = Generate(request=replace(request, output=output, handoff=chunk.handoff))
+        return worker, told, split.early if split.fetching == worker else []
 
     def forget(self, id: str) -> None:
         """A request ended, or was taken from its prefill worker."""
@@ -137,13 +148,14 @@ class Splits:
             self._stop(split, id)
 
     def lost(self, worker: str, ids: Iterable[str]) -> None:
-        """A worker has died, with these on it. Who reads along with it notices, and keeps what has come."""
+        """A worker has died, with these on it. Who reads along keeps what has come; it must not go on."""
         self._transfers.pop(worker, None)
         for id in ids:
-            self._here.pop(id, None)
+            self.forget(id)
         for split in self._here.values():
             if split.fetching == worker:
                 split.fetching = None
+                split.early.clear()
 
     def load(self, worker: str, load: LoadSnapshot) -> None:
         """What a worker has transferred: the router reckons with it."""
@@ -166,15 +178,7 @@ class Splits:
         id = split.request.id
         split.fetching = self._router.take(id, now)
         if split.fetching is not None:
-            self._send(split.fetching, self._fetching(split.request, handoff))
-
-    def _fetching(self, request: Request, handoff: dict[str, Any]) -> Fetch:
-        return Fetch(
-            id=request.id,
-            tokens=request.prompt + request.output,
-            handoff=handoff,
-            namespace=request.namespace,
-        )
+            self._send(split.fetching, Fetch(request=replace(split.request, handoff=handoff)))
 
     def _stop(self, split: Split, id: str) -> None:
         if split.fetching is not None:

@@ -24,32 +24,46 @@ def frame(message: ToWorker | FromWorker) -> bytes:
     return len(body).to_bytes(4, "little") + body
 
 
+class Frames:
+    """Cuts a byte stream into frames, wherever the reads happened to end. Each may have a ``tail`` of so many
+    bytes behind it, which its length does not count."""
+
+    def __init__(self, tail: int = 0) -> None:
+        self._tail = tail
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
+        """Bodies and tails that ``data`` completes, in order. Raises ValueError for an impossible length."""
+        pending = self._pending
+        pending += data
+        frames = []
+        start = 0
+        while len(pending) - start >= 4:
+            size = int.from_bytes(pending[start : start + 4], "little")
+            if size > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {size} bytes announced; the limit is {MAX_FRAME_BYTES}")
+            end = start + 4 + size
+            if len(pending) < end + self._tail:
+                break
+            frames.append((bytes(pending[start + 4 : end]), bytes(pending[end : end + self._tail])))
+            start = end + self._tail
+        del pending[:start]
+        return frames
+
+
 class FrameReader(Generic[T]):
-    """Cuts a byte stream into messages, wherever the reads happened to end.
+    """Makes messages of a byte stream.
 
     ``decoder`` decides which messages are welcome; anything else raises msgspec.DecodeError.
     """
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[T]) -> None:
         self._decoder = decoder
-        self._pending = bytearray()
+        self._frames = Frames()
 
     def feed(self, data: bytes) -> list[T]:
         """The messages that ``data`` completes, in order. Raises ValueError for an impossible length."""
-        pending = self._pending
-        pending += data
-        messages = []
-        start = 0
-        while len(pending) - start >= 4:
-            size = int.from_bytes(pending[start : start + 4], "little")
-            if size > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {size} bytes announced; the limit is {MAX_FRAME_BYTES}")
-            if len(pending) - start - 4 < size:
-                break
-            messages.append(self._decoder.decode(bytes(pending[start + 4 : start + 4 + size])))
-            start += 4 + size
-        del pending[:start]
-        return messages
+        return [self._decoder.decode(body) for body, _ in self._frames.feed(data)]
 
 
 class Reader(Protocol):

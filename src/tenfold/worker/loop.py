@@ -97,7 +97,9 @@ class WorkerLoop:
         self._held: list[Chunk] = []
         self._sent_at = 0.0
         self._here: set[str] = set()
-        """Requests that came by this channel and have not ended."""
+        """Requests that came by this channel, or were told of, and have not ended."""
+        self._fetched: set[str] = set()
+        """Those that were told of and have not come."""
 
     def run(self) -> None:
         """Returns after Shutdown. Raises EOFError when the front is gone, JoinRefused when it wants no more
@@ -128,15 +130,23 @@ class WorkerLoop:
         if isinstance(message, Generate):
             if message.acknowledge:
                 self._channel.send(Chunks(chunks=(Chunk(id=message.request.id),)))
+            id = message.request.id
             try:
                 self._engine.add(message.request)
-                self._here.add(message.request.id)
+                if id not in self._fetched:  # else it may have ended already
+                    self._here.add(id)
             except RequestError as error:
-                self._channel.send(Refused(id=message.request.id, error=str(error), field=error.field))
+                self._here.discard(id)
+                self._channel.send(Refused(id=id, error=str(error), field=error.field))
+            self._fetched.discard(id)
         elif isinstance(message, Abort):
             self._engine.abort(message.id, message.keep)
+            self._here.discard(message.id)
+            self._fetched.discard(message.id)
         elif isinstance(message, Fetch):
             self._engine.fetch(message)
+            self._here.add(message.request.id)
+            self._fetched.add(message.request.id)
         elif isinstance(message, Resync):
             self._send_all(time.monotonic(), loaded=False)
             self._channel.send(Pages(snapshot=self._engine.kv_snapshot()))

@@ -24,7 +24,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from tenfold.worker.framing import MAX_FRAME_BYTES
+from tenfold.worker.framing import Frames
 
 MAGIC = b"tenfold1"
 NONCE = 32
@@ -67,33 +67,22 @@ class Unsealer:
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._number = 0
-        self._pending = bytearray()
+        self._frames = Frames(TAG)
 
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that ``data`` completes, in order. Raises NotTrusted; then nothing of this stream is
         to be used any more."""
-        pending = self._pending
-        pending += data
-        bodies = []
-        start = 0
-        while len(pending) - start >= 4:
-            size = int.from_bytes(pending[start : start + 4], "little")
-            if size > MAX_FRAME_BYTES:
-                raise NotTrusted(f"a frame of {size} bytes announced; the limit is {MAX_FRAME_BYTES}")
-            end = start + 4 + size + TAG
-            if len(pending) < end:
-                break
-            body = bytes(pending[start + 4 : end - TAG])
-            tag = _mac(self._key, self._number.to_bytes(8, "little"), body)
-            if not hmac.compare_digest(tag, pending[end - TAG : end]):
+        try:
+            frames = self._frames.feed(data)
+        except ValueError as error:
+            raise NotTrusted(str(error)) from None
+        for body, tag in frames:
+            if not hmac.compare_digest(tag, _mac(self._key, self._number.to_bytes(8, "little"), body)):
                 raise NotTrusted(
                     f"message {self._number} is not what was sent: changed, repeated or left out"
                 )
             self._number += 1
-            bodies.append(body)
-            start = end
-        del pending[:start]
-        return bodies
+        return [body for body, _ in frames]
 
 
 class SealedReader(Generic[T]):
