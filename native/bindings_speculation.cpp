@@ -133,8 +133,8 @@ void observe(Controller& controller, const std::vector<int>& slots, nb::handle o
 
 void bind_controller(nb::module_& m) {
   nb::class_<Controller>(m, "SpeculationController")
-      .def(nb::init<const std::vector<int>&, const std::vector<int>&, const std::vector<double>&, int>(), "qualities"_a,
-           "rows"_a, "ms"_a, "max_draft"_a)
+      .def(nb::init<const std::vector<int>&, const std::vector<int>&, const std::vector<double>&, int, double, int>(),
+           "qualities"_a, "rows"_a, "ms"_a, "max_draft"_a, "token_ms"_a, "depth"_a)
       .def("begin", &Controller::begin, "namespace"_a)
       .def("end", &Controller::end, "slot"_a)
       .def(

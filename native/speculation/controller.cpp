@@ -1,6 +1,7 @@
 #include "speculation/controller.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <utility>
 
@@ -19,12 +20,20 @@ constexpr double kRateMemory = 64, kRatePrior = 8;
 constexpr double kOutlier = 4;
 // No step has more rows.
 constexpr int kMostStepRows = 1 << 24;
+// Short sequences take off no more than that of a step's time.
+constexpr double kLeastStretch = 0.25;
 
 }  // namespace
 
 Controller::Controller(const std::vector<int>& qualities, const std::vector<int>& rows, const std::vector<double>& ms,
-                       int max_draft)
-    : curve_(rows, ms), asker_(qualities, max_draft, curve_.at(1)), max_draft_(max_draft) {
+                       int max_draft, double token_ms, int depth)
+    : curve_(rows, ms),
+      token_ms_(token_ms),
+      depth_(depth),
+      asker_(qualities, max_draft, curve_.at(1)),
+      max_draft_(max_draft) {
+  if (!(token_ms >= 0.0 && token_ms < INFINITY) || depth < 0)
+    throw std::invalid_argument("token_ms and depth: must not be negative");
   tokens_.fill(kRatePrior);
   time_.fill(kRatePrior);
   timing_ms_ = kFirstTimingSteps * curve_.at(1);
@@ -82,6 +91,7 @@ bool Controller::propose(const std::vector<int>& slots, const std::vector<int64_
     if (slot(index).ended) throw std::invalid_argument("slot " + std::to_string(index) + " has ended");
   asker_.begin_step();
   timing_rate_ = 0.0;
+  stretch_ = stretch(lengths);
   // A step that was never observed: it failed.
   for (const int index : step_slots_)
     if (slots_[static_cast<size_t>(index)].open) close(index);
@@ -108,11 +118,11 @@ bool Controller::propose(const std::vector<int>& slots, const std::vector<int64_
   if (other_rows_ == 0 && curve_.doubtful(decodes)) return nothing(kProbe);
 
   Terms terms;
-  terms.plain_ms = curve_.at(decodes);
+  terms.plain_ms = curve_.at(decodes) * stretch_;
   terms.rate = rate_ = speedup(n) * static_cast<double>(n) / terms.plain_ms;
   const size_t most = std::min({static_cast<size_t>(rows), free_.size() * static_cast<size_t>(max_draft_), kMostRows});
   curve_.beyond(decodes + static_cast<int>(other_rows_), static_cast<int>(most), terms.added);
-  for (double& cost : terms.added) cost *= terms.rate;
+  for (double& cost : terms.added) cost *= stretch_ * terms.rate;
   terms.price = terms.added[1];
   for (size_t k = 2; k <= std::min(most, static_cast<size_t>(max_draft_)); ++k)
     terms.price = std::min(terms.price, terms.added[k] / static_cast<double>(k));
@@ -196,7 +206,7 @@ void Controller::observe(const std::vector<Outcome>& outcomes, int rows, double 
   committed_ += committed;
   other_rows_ = std::max(int64_t{0}, rows - static_cast<int64_t>(n) - drafted);
   if (n > 0 && other_rows_ == 0) learn_times(n, rows, committed, step_ms);
-  const double most = kMostSavedSteps * curve_.at(static_cast<int>(std::max(n, size_t{1})));
+  const double most = kMostSavedSteps * stretch_ * curve_.at(static_cast<int>(std::max(n, size_t{1})));
   timing_ms_ = std::min(timing_ms_ + kTiming * step_ms, most);
   asker_.grant(step_ms, n, most);
 }
@@ -208,7 +218,7 @@ double Controller::speedup(size_t n) const {
 
 // A step of decodes alone; the rows of a prompt take another time.
 void Controller::learn_times(size_t n, int rows, int64_t committed, double step_ms) {
-  const double most = kOutlier * curve_.at(rows), plain_ms = curve_.at(static_cast<int>(n));
+  const double most = kOutlier * stretch_ * curve_.at(rows), plain_ms = stretch_ * curve_.at(static_cast<int>(n));
   const size_t b = batch_class(n);
   const double keep = 1.0 - 1.0 / kRateMemory;
   tokens_[b] = tokens_[b] * keep + static_cast<double>(committed) / static_cast<double>(n);
@@ -219,7 +229,17 @@ void Controller::learn_times(size_t n, int rows, int64_t committed, double step_
     timing_ms_ = std::max(timing_ms_, -kMostSavedSteps * plain_ms);
     timing_rate_ = 0.0;
   }
-  curve_.observe(rows, step_ms);
+  curve_.observe(rows, step_ms / stretch_);
+}
+
+// Attention reads every sequence's tokens in each step. The ratio of a step's time to that of a plain one, all that
+// drafts are weighed by, hardly changes with them, but the time does, and what drafting costs is weighed against it:
+// without this, a long conversation after short ones looks like rows that have become dear.
+double Controller::stretch(const std::vector<int64_t>& lengths) const {
+  double beyond = 0;
+  for (const int64_t length : lengths) beyond += static_cast<double>(length) - depth_;
+  const double plain_ms = curve_.at(static_cast<int>(std::max(lengths.size(), size_t{1})));
+  return std::max(kLeastStretch, 1.0 + token_ms_ * beyond / plain_ms);
 }
 
 // What a row costs a sequence that decodes alone.

@@ -57,9 +57,10 @@ class Controller {
   static constexpr std::array<const char*, kIdles> kIdleNames{"limit",    "load",         "asleep",
                                                               "no draft", "not worth it", "probe"};
 
-  // `qualities`: of each drafter. `rows`, `ms`: where the live curve starts. `max_draft`: most tokens of a draft.
+  // `qualities`: of each drafter. `rows`, `ms`: where the live curve starts. `max_draft`: most tokens of a draft. The
+  // curve is of sequences of `depth` tokens; each token more adds `token_ms` to a step.
   Controller(const std::vector<int>& qualities, const std::vector<int>& rows, const std::vector<double>& ms,
-             int max_draft);
+             int max_draft, double token_ms, int depth);
 
   // The sequence starts; returns its slot.
   int begin(const std::string& name_space);
@@ -100,11 +101,14 @@ class Controller {
   void close(int index);
   double speedup(size_t n) const;
   double price_alone() const;
+  double stretch(const std::vector<int64_t>& lengths) const;
   bool next();
   void choose();
   void learn_times(size_t n, int rows, int64_t committed, double step_ms);
 
-  LiveCurve curve_;
+  LiveCurve curve_;  // as if every sequence had `depth_` tokens
+  double token_ms_;
+  double depth_;
   Asker asker_;
   Admission admission_;
   int max_draft_;
@@ -117,6 +121,7 @@ class Controller {
   std::vector<Run*> runs_;
   std::vector<size_t> free_, counts_;
   double rate_ = 0;
+  double stretch_ = 1;  // what the step takes beyond the curve, for what its sequences are longer
   // Rows of the last step that were no decodes: a long prompt is computed in several steps on end.
   int64_t other_rows_ = 0;
   // By the batch's size, roughly: tokens a sequence and time in units of a plain step, both decayed.

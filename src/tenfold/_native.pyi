@@ -40,7 +40,13 @@ def speculation_context(value: float) -> int: ...
 
 class SpeculationController:
     def __init__(
-        self, qualities: Sequence[int], rows: Sequence[int], ms: Sequence[float], max_draft: int
+        self,
+        qualities: Sequence[int],
+        rows: Sequence[int],
+        ms: Sequence[float],
+        max_draft: int,
+        token_ms: float,
+        depth: int,
     ) -> None: ...
     def begin(self, namespace: str) -> int: ...
     def end(self, slot: int) -> None: ...

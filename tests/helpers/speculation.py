@@ -33,9 +33,11 @@ STEEP: Points = ((1, 1.0), (2, 1.46), (4, 2.07), (8, 2.87), (16, 5.0), (32, 9.4)
 """V(rows) of llama.cpp."""
 
 
-def curve_of(points: Points, one_row_ms: float = 4.5) -> CostCurve:
-    """The curve with these V(rows)."""
-    return CostCurve(tuple(rows for rows, _ in points), tuple(v * one_row_ms for _, v in points))
+def curve_of(points: Points, one_row_ms: float = 4.5, token_ms: float = 0.0) -> CostCurve:
+    """The curve with these V(rows), of a sequence of no tokens."""
+    return CostCurve(
+        tuple(rows for rows, _ in points), tuple(v * one_row_ms for _, v in points), token_ms=token_ms
+    )
 
 
 def live_curve_of(points: Points) -> LiveCurve:
@@ -106,16 +108,19 @@ class SimSequence:
     length: int
     fates: list[list[tuple[Kind, int]]]
     namespace: str = ""
-    tokens: list[int] = field(default_factory=lambda: list(range(PROMPT)))
     prompt_length: int = PROMPT
+    tokens: list[int] = field(init=False)
     params: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
     features: None = None
 
+    def __post_init__(self) -> None:
+        self.tokens = list(range(self.prompt_length))
+
     @property
     def left(self) -> int:
         """Tokens still to come."""
-        return PROMPT + self.length - len(self.tokens)
+        return self.prompt_length + self.length - len(self.tokens)
 
 
 class SimDrafter:
@@ -153,7 +158,7 @@ class SimDrafter:
     def _draft(self, sequence: DraftSequence, length: int) -> Draft:
         assert isinstance(sequence, SimSequence)
         start = len(sequence.tokens)
-        kind, stood = sequence.fates[self._index][start - PROMPT]
+        kind, stood = sequence.fates[self._index][start - sequence.prompt_length]
         if not kind.stands:
             return NO_DRAFT
         tokens = [start + j if j < stood else WRONG for j in range(length)]
@@ -234,6 +239,10 @@ class Scenario:
     """Rows of prompts in a step."""
     noise: float = 0.03
     one_row_ms: float = 4.5
+    prompt: Callable[[int], int] = lambda text: PROMPT
+    """Tokens of a text's prompt."""
+    token_ms: float = 0.0
+    """What each token of a sequence adds to a plain step; with more rows, as much more as V says."""
     namespaces: int = 1
 
 
@@ -276,7 +285,8 @@ def play(scenario: Scenario, speculator: Speculator, clock: Clock, seed: int = 0
             length = (
                 scenario.length if count >= scenario.batch(0.0) else int(rng.integers(20, scenario.length))
             )
-            text = SimSequence(f"s{count}", length, fates, namespace=f"n{count % scenario.namespaces}")
+            name = f"n{count % scenario.namespaces}"
+            text = SimSequence(f"s{count}", length, fates, name, scenario.prompt(count))
             running.append(text)
             speculator.begin(text)
             count += 1
@@ -287,7 +297,9 @@ def play(scenario: Scenario, speculator: Speculator, clock: Clock, seed: int = 0
         drafts = speculator.propose(running, 448, [text.left - 1 for text in running])
         drafted = sum(map(len, drafts))
         rows = len(running) + drafted + scenario.others(result.steps)
-        step_ms = curve.at(rows) * float(np.exp(scenario.noise * noise.standard_normal()))
+        depth = sum(len(text.tokens) for text in running)
+        step_ms = curve.at(rows) * (1.0 + scenario.token_ms * depth / curve.at(len(running)))
+        step_ms *= float(np.exp(scenario.noise * noise.standard_normal()))
         if noise.random() < 0.003:
             step_ms *= 3.0
         clock.now += step_ms / 1e3
@@ -327,7 +339,7 @@ def play_controller(
 ) -> tuple[Played, SpeculationReport]:
     """Plays with a controller that starts with the scenario's first curve, or a wrong one."""
     clock = Clock()
-    curve = curve_of(start or scenario.curve(0.0), scenario.one_row_ms)
+    curve = curve_of(start or scenario.curve(0.0), scenario.one_row_ms, scenario.token_ms)
     controller = Controller(drafters(clock), curve, max_draft=MAX_DRAFT, clock=clock)
     return play(scenario, controller, clock, seed), controller.report()
 

@@ -823,7 +823,9 @@ void test_suffixes() {
 class Speculating {
  public:
   explicit Speculating(unsigned seed)
-      : random_(seed), controller_(std::vector<int>(seed % 3, 3), {1, 2, 4, 8, 16}, {4.5, 4.8, 5.5, 8, 17}, 5) {}
+      : random_(seed),
+        controller_(std::vector<int>(seed % 3, 3), {1, 2, 4, 8, 16}, {4.5, 4.8, 5.5, 8, 17}, 5, seed % 2 ? 0.001 : 0.0,
+                    256) {}
 
   void step() {
     for (int born = below(4); born-- > 0;) running_.push_back({controller_.begin(std::string(1, "xy"[below(2)])), 7});
@@ -941,8 +943,11 @@ void test_speculation() {
   REFUSED(LiveCurve({1, 2}, {0, 2}));
   REFUSED(LiveCurve({1, 2}, {1, NAN}));
   REFUSED(LiveCurve({1, kHigh}, {1, 2}));
-  REFUSED(Controller({0}, {1, 2}, {1, 2}, 8));
-  REFUSED(Controller({1}, {1, 2}, {1, 2}, 0));
+  REFUSED(Controller({0}, {1, 2}, {1, 2}, 8, 0.0, 0));
+  REFUSED(Controller({1}, {1, 2}, {1, 2}, 0, 0.0, 0));
+  REFUSED(Controller({1}, {1, 2}, {1, 2}, 8, -1.0, 0));
+  REFUSED(Controller({1}, {1, 2}, {1, 2}, 8, NAN, 0));
+  REFUSED(Controller({1}, {1, 2}, {1, 2}, 8, 0.0, -1));
   LiveCurve curve({1, 2}, {1, 2});
   for (const int rows : {kLow, -1, 0, 1, 2, 3, kHigh}) {
     curve.observe(rows, 1);
@@ -950,7 +955,7 @@ void test_speculation() {
     CHECK(curve.at(rows) > 0);
   }
   // Of more namespaces than are remembered, the oldest is forgotten, but not by a sequence of it.
-  Controller many({1}, {1, 2}, {1, 2}, 8);
+  Controller many({1}, {1, 2}, {1, 2}, 8, 0.0, 0);
   const int first = many.begin("0");
   for (int i = 1; i < 1000; ++i) many.end(many.begin(std::to_string(i)));
   CHECK(many.propose({first}, {7}, 1, {1}));

@@ -50,6 +50,19 @@ def ramp(texts: Class, points: Points, tokens: int = 9000) -> Scenario:
     return Scenario(texts, tokens, batch=lambda done: RAMP[min(int(done * 10), 9)], curve=lambda done: points)
 
 
+def deep(texts: Class, points: Points) -> Scenario:
+    """Steps of every other text take three times as long, as measured with 3,500 tokens in the cache."""
+    return Scenario(
+        texts,
+        tokens=4000,
+        length=80,
+        curve=lambda done: points,
+        one_row_ms=2.0,
+        prompt=lambda text: 3500 if text % 2 else 20,
+        token_ms=0.0011,
+    )
+
+
 SCENARIOS: dict[str, Scenario] = {}
 for shape, points in (("flat", FLAT), ("steep", STEEP)):
     for batch in (1, 2, 4, 8, 16):
@@ -68,6 +81,8 @@ for shape, points in (("flat", FLAT), ("steep", STEEP)):
         f"drafter breaks and recovers, batch 1, {shape}": scenario(BREAKS, points, 1, 4000),
         f"batch 1 to 16 and back, narrow, {shape}": ramp(NARROW, points),
         f"batch 1 to 16 and back, random, {shape}": ramp(RANDOM, points),
+        f"short and long conversations in turn, head alone, {shape}": deep(HEAD_ONLY, points),
+        f"short and long conversations in turn, random text, {shape}": deep(RANDOM, points),
     }
 
 

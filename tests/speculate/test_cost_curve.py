@@ -15,15 +15,19 @@ from tests.helpers.speculation import FLAT, STEEP, Clock, curve_of, live_curve_o
 class TimedProgram(FakeProgram):
     """A step takes ``one_row_ms`` times V(rows), by a clock of its own; some take ten times as long."""
 
-    def __init__(self, one_row_ms: float, slow_every: int = 10**9, **sizes: int) -> None:
+    def __init__(
+        self, one_row_ms: float, slow_every: int = 10**9, token_ms: float = 0.0, **sizes: int
+    ) -> None:
         super().__init__(**sizes)
+        self.token_ms = token_ms
         self.clock = Clock()
         self.steps = 0
         self._curve, self._slow_every = curve_of(FLAT, one_row_ms), slow_every
 
     def step(self, batch: StepBatch) -> StepOutput:
         self.steps += 1
-        ms = self._curve.at(len(batch.tokens)) * (10 if self.steps % self._slow_every == 0 else 1)
+        ms = self._curve.at(len(batch.tokens)) + self.token_ms * float(batch.positions[0])
+        ms *= 10 if self.steps % self._slow_every == 0 else 1
         self.clock.now += ms / 1e3
         return super().step(batch)
 
@@ -37,6 +41,16 @@ def test_measures_what_steps_take() -> None:
     assert [curve.v(rows) for rows, _ in FLAT] == pytest.approx([v for _, v in FLAT])
     assert curve.ms[0] == pytest.approx(4.5)
     assert program.clock.now < 0.9
+
+
+def test_measures_what_context_takes() -> None:
+    """A step of a longer sequence is known to take longer; where there is no room to try, nothing is said."""
+    program = TimedProgram(4.5, token_ms=0.001, max_context=4096, kv_pages=256)
+    curve = measure_curve(program, clock=program.clock)
+    assert curve.depth == 256
+    assert curve.token_ms == pytest.approx(0.001)
+    small = TimedProgram(4.5, token_ms=0.001, max_context=1024, kv_pages=256)
+    assert measure_curve(small, clock=small.clock).token_ms == 0.0
 
 
 def test_time_is_bounded_for_a_large_model() -> None:

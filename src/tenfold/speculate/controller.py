@@ -43,7 +43,9 @@ class Controller:
     ) -> None:
         self._drafters = list(drafters)
         qualities = [max(1, drafter.qualities) for drafter in drafters]
-        self._core = SpeculationController(qualities, curve.rows, curve.ms, max_draft)
+        self._core = SpeculationController(
+            qualities, curve.rows, curve.ms, max_draft, curve.token_ms, curve.depth
+        )
         self._wants_features = wants_features
         self._clock = clock
         # What the core knows sequences by: those that run, and those of the step under way.

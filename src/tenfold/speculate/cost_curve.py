@@ -18,6 +18,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _ORDER = (1, 4, 2, 8, 16, 3, 6, 32, 12, 24)
 _SELDOM = 16
 DEPTH = 256
+_DEEP, _DEEP_STEPS = 1024, 8
 
 
 class CostCurve(msgspec.Struct, frozen=True):
@@ -27,6 +28,10 @@ class CostCurve(msgspec.Struct, frozen=True):
     """Ascending, from 1 on; at least two."""
     ms: tuple[float, ...]
     """As many; positive, does not fall."""
+    depth: int = 0
+    """Tokens of the sequence that was timed."""
+    token_ms: float = 0.0
+    """What each further token of a sequence adds to a step of one row."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is no curve."""
@@ -35,6 +40,8 @@ class CostCurve(msgspec.Struct, frozen=True):
             raise ValueError(f"rows {rows} must ascend from 1, two or more, with one time each ({len(ms)})")
         if not 0 < ms[0] < float("inf") or any(not a <= b < float("inf") for a, b in pairwise(ms)):
             raise ValueError(f"times {ms} must be positive, finite and not fall as rows grow")
+        if self.depth < 0 or not 0 <= self.token_ms < float("inf"):
+            raise ValueError(f"depth {self.depth} and token_ms {self.token_ms} must be finite, 0 or more")
 
     def at(self, rows: float) -> float:
         """Milliseconds of a step of ``rows`` rows (1 or more)."""
@@ -57,9 +64,11 @@ def measure_curve(
     count, made monotone: whatever else runs on the machine only adds to a step's time. The
     first ``DEPTH`` rows of pages are overwritten: call it before the program serves.
 
-    Why one depth: attention adds to every row's cost and to the first's as well, so V(rows), which is all
-    that a decision needs, changes far less with depth than the time itself does. What it does change,
-    `LiveCurve` follows. Raises ValueError where the program has no pages for a step of two rows.
+    Why one depth: attention adds to every row's cost and to the first's as well, so V(rows) changes far less
+    with depth than the time itself does. What it does change, `LiveCurve` follows; what a deeper step of one
+    row takes, which drafting is weighed against, is timed at ``_DEEP`` where there is room and steps are
+    short (attention is little of long ones). Raises ValueError where the program has no pages for a step of
+    two rows.
     """
     info = program.info
     most = min(info.max_rows, info.max_logit_rows, info.kv_pages * PAGE_ROWS, info.max_context, ROWS[-1])
@@ -88,7 +97,22 @@ def measure_curve(
                 break
     known = sorted(rows for rows in counts if times[rows])
     quick = [max(min(times[rows]), 1e-6) for rows in known]
-    return CostCurve(tuple(known), tuple(np.maximum.accumulate(quick).tolist()))
+    token_ms = 0.0
+    room = min(info.kv_pages * PAGE_ROWS, info.max_context)
+    if room > _DEEP > 2 * cached and quick[0] * _DEEP_STEPS < budget_s * 1e3:
+        deep = _timed(program, verification(_DEEP, 1), clock)
+        token_ms = max(0.0, deep - quick[0]) / (_DEEP - cached)
+    return CostCurve(tuple(known), tuple(np.maximum.accumulate(quick).tolist()), cached, token_ms)
+
+
+def _timed(program: Program, batch: StepBatch, clock: Callable[[], float]) -> float:
+    """The shortest of a few steps, in milliseconds; the first finds its pages new."""
+    taken = []
+    for _ in range(_DEEP_STEPS):
+        began = clock()
+        program.step(batch)
+        taken.append((clock() - began) * 1e3)
+    return min(taken)
 
 
 def verification(cached: int, rows: int) -> StepBatch:
