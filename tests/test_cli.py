@@ -13,11 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import tenfold.llm
 from tenfold.cli import main
+from tenfold.cli.options import config_of
 from tenfold.llm import Completion
 from tenfold.llm_input import check_room
 from tenfold.protocol import SamplingParams
@@ -29,25 +31,49 @@ def run(*args: str, input: str | None = None) -> Any:
     return CliRunner().invoke(main, args, input=input)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        [],
-        ["serve"],
-        ["worker"],
-        ["generate"],
-        ["inspect"],
-        ["bench"],
-        ["synth"],
-        ["train-drafter"],
-        ["replay"],
-    ],
+def commands(
+    command: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """A command and all below it, by what is written after ``tenfold``."""
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from commands(below, (*path, name))
+
+
+every_command = pytest.mark.parametrize(
+    ("path", "command"), [pytest.param(*each, id=" ".join(each[0])) for each in commands(main)]
 )
-def test_help_teaches_with_an_example(command: list[str]) -> None:
-    """Every command shows how it is used."""
-    result = run(*command, "--help")
+
+
+@every_command
+def test_help_teaches_with_an_example(path: tuple[str, ...], command: click.Command) -> None:
+    """Every command shows how it is used, with one of its own lines."""
+    result = run(*path, "--help")
     assert result.exit_code == 0
-    assert "tenfold " + (command[0] if command else "serve") + " smollm2" in result.output
+    assert any(
+        line.startswith("    " + " ".join(("tenfold", *path)) + " ") for line in result.output.split("\n")
+    )
+
+
+@every_command
+def test_help_explains_every_option(path: tuple[str, ...], command: click.Command) -> None:
+    """What it is for; a number shows its range, unless that is told in words."""
+    for option in command.params:
+        if isinstance(option, click.Option) and "--help" not in option.opts:
+            assert option.help, option.opts
+            if option.type in (click.INT, click.FLOAT):
+                assert "64 bits" in option.help, option.opts
+
+
+@every_command
+def test_help_sums_every_command_up(path: tuple[str, ...], command: click.Command) -> None:
+    """On a terminal of 80 columns the line that a command has in the list of commands is not cut off."""
+    if isinstance(command, click.Group):
+        _, _, listed = (
+            CliRunner().invoke(main, [*path, "--help"], env={"COLUMNS": "80"}).output.partition("Commands:")
+        )
+        assert listed and "..." not in listed
 
 
 def test_help_needs_nothing_heavy() -> None:
@@ -65,8 +91,8 @@ def test_help_needs_nothing_heavy() -> None:
     ("args", "says"),
     [
         (["serve"], "MODEL"),
-        (["serve", "m", "--port", "70000"], "--port is 70000; it must be from 0 to 65535"),
-        (["serve", "m", "--max-running", "0"], "--max-running is 0"),
+        (["serve", "m", "--port", "70000"], "'--port': 70000 is not in the range 0<=x<=65535"),
+        (["serve", "m", "--max-running", "0"], "'--max-running': 0 is not in the range 1<=x"),
         (["serve", "m", "--kv-memory", "much"], "512MiB"),
         (["serve", "m", "--kv-memory", "5PiB"], "TiB"),
         (["serve", "m", "--kv-memory", "1e30"], "--kv-memory is 1000"),
@@ -97,10 +123,19 @@ def test_help_needs_nothing_heavy() -> None:
         (["serve", "smollm2", "--api-key-file", "/nowhere"], "--api-key-file /nowhere: cannot be read"),
         (["serve", "smollm2", "--api-key-file", "/dev/null"], "--api-key-file /dev/null: not a regular file"),
         (["serve", "smollm2", "--otlp-endpoint", "x"], "--otlp-endpoint is 'x'"),
-        (["generate", "smollm2", "Hi", "--top-p", "3"], "--top-p is 3.0; it must be from"),
+        (["generate", "smollm2", "Hi", "--top-p", "3"], "'--top-p': 3.0 is not in the range"),
         (["generate", "smollm2", "Hi", "--seed", "1" + "0" * 30], "--seed is 1000"),
-        (["generate", "m", "Hi", "--threads", "-1"], "--threads is -1; it must be"),
+        (["generate", "m", "Hi", "--threads", "-1"], "'--threads': -1 is not in the range 0<=x"),
         (["bench", "m", "--kv-memory", "1GiB"], "No such option"),
+        (["generate", "m", "Hi", "--max-running", "1"], "No such option"),
+        (["replay", "m", "--traffic", "t", "--max-running", "1"], "No such option"),
+        (["train-drafter", "m", "--traffic", "t", "-o", "d", "--streams", "4097"], "--streams"),
+        (
+            ["serve", "m", "--workers", "0"],
+            "--workers is 0; it must be from 1 to 256, or --accept-workers must be given",
+        ),
+        (["simulate", "--trace", __file__, "--workers", "1001"], "1<=x<=1000"),
+        (["simulate", "--trace", __file__, "--prefill", "2", "--decode", "999"], "make 1001 workers; 1000"),
         (["synth", "tiny", "-o", "x", "--seed", str(2**64)], "--seed"),
         (["example-traffic", "-o", "x", "--seed", str(2**64)], "--seed"),
         (["simulate", "--trace", __file__, "--seed", "-1"], "--seed"),
@@ -177,8 +212,8 @@ def test_generate_passes_on_every_option(fake: dict[str, Any]) -> None:
     line = (
         "generate m Hi --raw --max-tokens 9 --temperature 0 --top-p 0.5 --top-k 3 --min-p 0.1"
         " --repetition-penalty 1.5 --presence-penalty 0.2 --frequency-penalty 0.3 --seed 8 --stop a --stop b"
-        " --ignore-eos --threads 3 --isa avx2 --format q8 --kv-format q8 --max-running 5"
-        " --max-batch-tokens 64 --speculate off"
+        " --ignore-eos --threads 3 --isa avx2 --format q8 --kv-format q8 --max-batch-tokens 64"
+        " --speculate off"
     )
     assert run(*line.split()).exit_code == 0
     assert fake["prompt"] == "Hi"
@@ -201,7 +236,6 @@ def test_generate_passes_on_every_option(fake: dict[str, Any]) -> None:
         "format": "q8",
         "kv_format": "q8",
         "kv_memory_bytes": None,
-        "max_running": 5,
         "max_batch_tokens": 64,
         "speculate": "off",
         "drafter": None,
@@ -315,3 +349,9 @@ def test_help_of_serve_names_every_endpoint() -> None:
     help = run("serve", "--help").output
     for path in (*ENDPOINTS, COUNT_TOKENS_PATH):
         assert path in help, path
+
+
+@pytest.mark.parametrize(("streams", "running"), [(1, 64), (64, 64), (65, 65)])
+def test_as_many_conversations_run_as_were_asked_for(streams: int, running: int) -> None:
+    """--streams of a command is what the engine computes at once, also beyond what it takes by default."""
+    assert config_of("m", {}, streams).max_running == running

@@ -25,7 +25,10 @@ def run(*args: str) -> Any:
         (["x=a", "--name", "y"], "x=a has a name, and so has --name"),
         (["a", "b", "--drafter", "d"], "--drafter is for one model"),
         (["a", "b", "--drafter", "d", "--learn"], "is for one model"),
-        (["a", "b", "--workers", "0"], "workers is 0"),
+        (
+            ["a", "b", "--workers", "0"],
+            "--workers is 0; it must be from 1 to 256, or --accept-workers must be given",
+        ),
     ],
 )
 def test_what_cannot_be_is_a_wrong_command_line(args: list[str], says: str) -> None:

@@ -32,6 +32,23 @@ REASONING_FORMATS = ("auto", "none", "think", "mistral")
 """Those of `server.reasoning`."""
 LOG_FORMATS = ("text", "json")
 
+LIMITS: dict[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "threads": (0, 1024),
+    "max_batch_tokens": (1, 1 << 16),
+    "max_running": (1, 4096),
+    "workers": (0, 256),
+    "prefill": (0, 256),
+    "decode": (0, 256),
+    "max_queue": (0, 1 << 20),
+    "max_body_bytes": (1024, 1 << 30),
+    "stall_after_s": (0.1, 86400),
+    "arrive_s": (0.1, 86400),
+    "unread_s": (0.1, 86400),
+    "drain_s": (0, 3600),
+}
+"""Lowest and highest value of each setting that is a number."""
+
 
 class OptionError(ValueError):
     """A setting that cannot be: who gave it is to change it. ``fields`` are the settings that the message
@@ -119,24 +136,16 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The same, where events that were missed may be asked for."""
 
     def __post_init__(self) -> None:
-        for field, lowest, highest in (
-            ("port", 0, 65535),
-            ("threads", 0, 1024),
-            ("max_batch_tokens", 1, 1 << 16),
-            ("max_running", 1, 4096),
-            ("workers", 1 if self.accept_workers is None else 0, 256),
-            ("prefill", 0, 256),
-            ("decode", 0, 256),
-            ("max_queue", 0, 1 << 20),
-            ("max_body_bytes", 1024, 1 << 30),
-            ("stall_after_s", 0.1, 86400),
-            ("arrive_s", 0.1, 86400),
-            ("unread_s", 0.1, 86400),
-            ("drain_s", 0, 3600),
-        ):
+        for field, (lowest, highest) in LIMITS.items():
             value = getattr(self, field)
             if value is not None and not lowest <= value <= highest:
                 raise OptionError(f"{field} is {value}; it must be from {lowest} to {highest}", field)
+        if not self.workers and self.accept_workers is None:
+            raise OptionError(
+                f"workers is 0; it must be from 1 to {LIMITS['workers'][1]}, or accept_workers must be "
+                "given, for others that join",
+                *("workers", "accept_workers"),
+            )
         for field in ("kv_memory_bytes", "kv_disk_bytes"):
             size = getattr(self, field)
             if size is not None and not 1 <= size <= MAX_KV_BYTES:

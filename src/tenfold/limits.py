@@ -25,7 +25,13 @@ class RequestError(ValueError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt does not fit the model's context or the engine's memory; a shorter one would."""
+    """The prompt does not fit the model's context or the engine's memory; a shorter one would.
+
+    ``problem`` is what it has. Programs know the case by the words "prompt is too long", Anthropic's.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(field, f"is too long: it {problem}")
 
 
 class Unsupported(RequestError):

@@ -217,8 +217,11 @@ def test_a_request_without_a_seed_gets_one() -> None:
         (request("a", [1, 40]), "prompt has the token id 40, which is not in the vocabulary (0 to 39)"),
         (request("a", [-1]), "prompt has the token id -1"),
         (request("a", [1], output=[99]), "output has the token id 99"),
-        (request("a", [1] * 300), "prompt has 300 tokens; the model's context is 300"),
-        (request("a", [1] * 161), "prompt has 161 tokens; they do not fit the KV memory, which holds 160"),
+        (request("a", [1] * 300), "prompt is too long: it has 300 tokens; the model's context is 300"),
+        (
+            request("a", [1] * 161),
+            "prompt is too long: it has 161 tokens; they do not fit the KV memory, which holds 160",
+        ),
         (request("a", [1], temperature=-0.1), "temperature is -0.1"),
         (request("a", [1], temperature=math.nan), "temperature is nan"),
         (request("a", [1], temperature=1e-9), "temperature is 1e-09"),

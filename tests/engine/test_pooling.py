@@ -196,7 +196,7 @@ def test_a_full_context_and_one_token() -> None:
             one = msgspec.structs.replace(one, prompt=one.prompt[:length])
             assert run(engine, [one])["a"].embedding == law(FakeProgram(max_context=48), one)
         with pytest.raises(
-            PromptTooLong, match=r"^prompt has 49 tokens; the model's context is 48\. Shorten"
+            PromptTooLong, match=r"^prompt is too long: it has 49 tokens; the model's context is 48\. Shorten"
         ):
             engine.add(embed("a", [1] * 49, kind))
     with pytest.raises(RequestError, match="at least one token"):

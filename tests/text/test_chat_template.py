@@ -133,12 +133,13 @@ def test_the_clock_is_the_caller_s() -> None:
     ],
 )
 def test_a_template_that_fails_or_runs_away_says_why(source: str, said: str) -> None:
-    """Whatever a template does, the client gets one kind of error, soon, with the reason in it."""
+    """Whatever a template does, the client gets one kind of error, soon, with the reason in it. (In time of
+    the processor: on a busy machine nothing is soon.)"""
     template = ChatTemplate(source)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(TemplateError, match=said):
         template.render([USER])
-    assert time.monotonic() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_a_loop_costs_its_own_rounds_only() -> None:

@@ -68,7 +68,14 @@ def cluster_settings(
 
 @click.group()
 def cluster() -> None:
-    """Many machines: Tenfold's workers under NVIDIA Dynamo."""
+    """Many machines: Tenfold's workers under NVIDIA Dynamo.
+
+    \b
+    Examples:
+      tenfold cluster up smollm2 --workers 2
+      tenfold cluster up smollm2 --workers 1 --etcd --address 10.0.0.1 --host 0.0.0.0
+      tenfold worker smollm2 --cluster dynamo --etcd http://10.0.0.1:2379 --address 10.0.0.2
+    """
 
 
 @cluster.command()
@@ -77,7 +84,7 @@ def cluster() -> None:
 @click.option("--prefill", type=click.IntRange(1, 64), help="Workers that compute prompts alone.")
 @click.option("--decode", type=click.IntRange(1, 64), help="Workers that go on with what those computed.")
 @click.option("--host", default="127.0.0.1", help="Address of the HTTP front; 0.0.0.0 for all.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8000)
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, help="Port of the HTTP front.")
 @click.option("--name", "served_name", help="The model's name in the API. Default: MODEL without its folder.")
 @click.option(
     "--address",

@@ -14,7 +14,7 @@ from tenfold.cli.options import MAX_SEED, config_of, engine_options, say
 from tenfold.config import FORMATS
 
 
-@click.command()
+@click.command(short_help="Show the weights and the graph of MODEL, and what they cost.")
 @click.argument("model")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 @click.option(
@@ -36,7 +36,7 @@ def inspect(model: str, as_json: bool, requested: str, context: int) -> None:
     say(json.dumps(report.to_json()) if as_json else report.text())
 
 
-@click.command()
+@click.command(short_help="Measure the engine with MODEL, without HTTP.")
 @click.argument("model")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @partial(engine_options, kv_memory=False)
@@ -54,9 +54,10 @@ def bench(model: str, as_json: bool, **options: Any) -> None:
 
 
 @click.command(
+    short_help="Write a model file of random weights, to measure with.",
     epilog="Embedding and output matrix are Q8_0 beside 4-bit formats, as is usual; q4_k becomes Q5_0, and "
     "q6_k Q8_0, where the columns of a matrix are not whole blocks of 256. The tokenizer is smollm2's, "
-    "filled up with unused tokens to the size of the shape's vocabulary."
+    "filled up with unused tokens to the size of the shape's vocabulary.",
 )
 @click.argument("shape", type=click.Choice(tuple(SHAPES)), metavar="SHAPE")
 @click.option(

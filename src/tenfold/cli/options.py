@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
+from msgspec.structs import replace
 
-from tenfold.config import FORMATS, ISAS, KV_FORMATS, SPECULATE, OptionError, ServeConfig, parse_size
+from tenfold.config import FORMATS, ISAS, KV_FORMATS, LIMITS, SPECULATE, OptionError, ServeConfig, parse_size
 
 MAX_SEED = 2**64 - 1
 """Of commands that make something at random."""
@@ -26,6 +27,11 @@ def size(value: str) -> int:
         raise click.BadParameter(str(error)) from None
 
 
+def within(field: str) -> click.IntRange:
+    """The integers that a setting of `ServeConfig` may be, for its option."""
+    return click.IntRange(*LIMITS[field])
+
+
 _KV_MEMORY = click.option(
     "--kv-memory",
     "kv_memory_bytes",
@@ -34,16 +40,24 @@ _KV_MEMORY = click.option(
     help="Memory for the KV cache, like 2GiB. Default: up to a quarter of what is free.",
 )
 
+_MAX_RUNNING = click.option(
+    "--max-running", type=within("max_running"), default=64, help="Most requests computed at once."
+)
 
-def engine_options(command: F, kv_memory: bool = True) -> F:
-    """The options that decide how a model is loaded, with that for KV memory or without."""
+
+def engine_options(command: F, kv_memory: bool = True, max_running: bool = True) -> F:
+    """The options that decide how a model is loaded; without those for KV memory and for how many requests
+    are computed at once where they would do nothing."""
+    left_out = {
+        option for option, taken in ((_KV_MEMORY, kv_memory), (_MAX_RUNNING, max_running)) if not taken
+    }
     for option in reversed(
         (
             click.option(
                 "--threads",
-                type=int,
+                type=within("threads"),
                 default=0,
-                help="0: one per usable core, within the CPU quota.",
+                help="Threads that compute. 0: one per usable core, within the CPU quota.",
             ),
             click.option("--isa", type=click.Choice(ISAS), default="auto", help="Instruction set."),
             click.option(
@@ -59,11 +73,16 @@ def engine_options(command: F, kv_memory: bool = True) -> F:
                 help="What the KV cache is held in: bf16, or f32 with f32 weights; q8 takes half of bf16.",
             ),
             _KV_MEMORY,
-            click.option("--max-batch-tokens", type=int, default=512, help="Most tokens in a step."),
-            click.option("--max-running", type=int, default=64, help="Most requests computed at once."),
+            click.option(
+                "--max-batch-tokens",
+                type=within("max_batch_tokens"),
+                default=512,
+                help="Most tokens in a step.",
+            ),
+            _MAX_RUNNING,
         )
     ):
-        if kv_memory or option is not _KV_MEMORY:
+        if option not in left_out:
             command = option(command)
     return command
 
@@ -212,6 +231,8 @@ def _named(given: str) -> tuple[str | None, str]:
     return name, model
 
 
-def config_of(model: str, options: dict[str, Any]) -> ServeConfig:
-    """The settings that the options make up. Raises OptionError for one that is out of range."""
-    return ServeConfig(model=model, **options)
+def config_of(model: str, options: dict[str, Any], streams: int = 1) -> ServeConfig:
+    """The settings that the options make up, for an engine that computes ``streams`` conversations at once
+    at least. Raises OptionError for one that is out of range."""
+    config = ServeConfig(model=model, **options)
+    return replace(config, max_running=max(config.max_running, streams))

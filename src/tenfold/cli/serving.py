@@ -18,18 +18,25 @@ from tenfold.cli.options import (
     say,
     short,
     speculation_options,
+    within,
 )
 from tenfold.config import LOG_FORMATS, REASONING_FORMATS, TOOL_FORMATS, ServerPlan
+from tenfold.limits import RANGES
 from tenfold.router.policies import POLICIES
 
 GENERATE_MAX_TOKENS = 512
 """Of `generate`, unless it is told otherwise: a small model may well go on to its context's end."""
 
 
-@click.command()
+def _in_range(parameter: str) -> click.FloatRange:
+    """The numbers that a sampling parameter may be, for its option."""
+    return click.FloatRange(RANGES[parameter].low, RANGES[parameter].high)
+
+
+@click.command(short_help="Serve models over OpenAI's and Anthropic's APIs.")
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
 @click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all.")
-@click.option("--port", type=int, default=8000, help="0: a free one.")
+@click.option("--port", type=within("port"), default=8000, help="0: a free one.")
 @click.option(
     "--name", "served_name", help="The name of the one MODEL in the API. Default: MODEL without its folder."
 )
@@ -57,7 +64,7 @@ GENERATE_MAX_TOKENS = 512
 )
 @click.option(
     "--workers",
-    type=int,
+    type=within("workers"),
     default=1,
     help="Processes with an engine each. Threads are divided among them, and KV memory, also where "
     "--kv-memory says how much. 0, with --accept-workers: none but those that join.",
@@ -77,13 +84,16 @@ GENERATE_MAX_TOKENS = 512
 )
 @click.option(
     "--prefill",
-    type=int,
+    type=within("prefill"),
     default=0,
     help="With --decode, instead of --workers: so many processes compute long prompts, and hand their pages "
-    "to the others, whose streams are not held up by them.",
+    "to the others, whose streams are not held up by them. 0: every worker does both.",
 )
 @click.option(
-    "--decode", type=int, default=0, help="Processes that answer, and compute short prompts themselves."
+    "--decode",
+    type=within("decode"),
+    default=0,
+    help="With --prefill: processes that answer, and compute short prompts themselves.",
 )
 @click.option(
     "--routing",
@@ -99,7 +109,7 @@ GENERATE_MAX_TOKENS = 512
 )
 @click.option(
     "--max-queue",
-    type=int,
+    type=within("max_queue"),
     help="Most requests that wait; beyond it 429. Default: a quarter of those that run, so that who is taken "
     "waits for a quarter of the time that a request takes.",
 )
@@ -186,7 +196,7 @@ def serve(models: tuple[str, ...], as_json: bool, log_level: str, **options: Any
         raise click.ClickException(short(str(error))) from None
 
 
-@click.command()
+@click.command(short_help="Answer PROMPT, or standard input, with MODEL.")
 @click.argument("model")
 @click.argument("prompt", required=False)
 @click.option(
@@ -199,21 +209,58 @@ def serve(models: tuple[str, ...], as_json: bool, log_level: str, **options: Any
 @click.option(
     "--max-tokens",
     type=click.IntRange(1),
-    help=f"Default: {GENERATE_MAX_TOKENS}, or what the context leaves.",
+    help=f"Most tokens to generate. Default: {GENERATE_MAX_TOKENS}, or what the context leaves.",
 )
 @click.option(
-    "--temperature", type=click.FloatRange(0, 2), default=1.0, help="0: always the most likely token."
+    "--temperature",
+    type=click.FloatRange(0, 2),
+    default=1.0,
+    help="Divides the logits: higher is more varied. 0: always the most likely token.",
 )
-@click.option("--top-p", type=float, default=1.0)
-@click.option("--top-k", type=int, default=0, help="0, or more than the vocabulary has: off.")
-@click.option("--min-p", type=float, default=0.0)
-@click.option("--repetition-penalty", type=float, default=1.0)
-@click.option("--presence-penalty", type=float, default=0.0)
-@click.option("--frequency-penalty", type=float, default=0.0)
-@click.option("--seed", type=int, help="The same seed gives the same text. Default: a random one.")
+@click.option(
+    "--top-p",
+    type=_in_range("top_p"),
+    default=1.0,
+    help="Draw from the fewest likely tokens that hold this much of the probability. 1: off.",
+)
+@click.option(
+    "--top-k",
+    type=click.IntRange(0),
+    default=0,
+    help="Draw from this many most likely tokens. 0, or more than the vocabulary has: off.",
+)
+@click.option(
+    "--min-p",
+    type=_in_range("min_p"),
+    default=0.0,
+    help="Draw from tokens at least this likely, against the likeliest. 0: off.",
+)
+@click.option(
+    "--repetition-penalty",
+    type=_in_range("repetition_penalty"),
+    default=1.0,
+    help="Divides positive logits of tokens in prompt or answer, and multiplies negative ones. 1: off.",
+)
+@click.option(
+    "--presence-penalty",
+    type=_in_range("presence_penalty"),
+    default=0.0,
+    help="Taken off the logit of each token that is in the answer. 0: off.",
+)
+@click.option(
+    "--frequency-penalty",
+    type=_in_range("frequency_penalty"),
+    default=0.0,
+    help="The same, times how often the token is there. 0: off.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    help="The same seed, of 64 bits, signed or not, gives the same text. Default: a random one.",
+)
 @click.option("--stop", multiple=True, help="Text that ends the answer; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on where the model would end.")
-@engine_options
+@partial(engine_options, max_running=False)
 @speculation_options
 def generate(model: str, prompt: str | None, chat: bool, stream: bool, as_json: bool, **options: Any) -> None:
     """Answer PROMPT, or what comes on standard input, with MODEL.

@@ -15,23 +15,27 @@ from tenfold.router.policies import POLICIES, Policy
 TRANSFER_TOKEN_S = 128 * 1024 / 10e9
 """Of a model with 128 KiB of KV a token (8 billion parameters or so), at 10 GB/s."""
 TRANSFER_START_S = 0.02
+MAX_WORKERS = 1000
+"""What the simulation was measured with (docs/routing.md)."""
 
 
-@click.command()
+@click.command(short_help="Replay a trace on many workers, in simulated time.")
 @click.option(
     "--trace",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     required=True,
     help="A trace in Mooncake's format: a JSON object a line.",
 )
-@click.option("--workers", type=click.IntRange(1, 4096), help="Equal workers. Default: 8.")
+@click.option("--workers", type=click.IntRange(1, MAX_WORKERS), help="Equal workers. Default: 8.")
 @click.option(
     "--prefill",
-    type=click.IntRange(0, 2048),
+    type=click.IntRange(0, MAX_WORKERS - 1),
     default=0,
-    help="With --decode, instead of --workers: so many compute long prompts for the others.",
+    help="With --decode, instead of --workers: so many compute long prompts for the others. 0: all do both.",
 )
-@click.option("--decode", type=click.IntRange(0, 2048), default=0, help="The others.")
+@click.option(
+    "--decode", type=click.IntRange(0, MAX_WORKERS - 1), default=0, help="With --prefill: the others."
+)
 @click.option("--policy", type=click.Choice(POLICIES), default="cache-aware", help="How requests are routed.")
 @click.option("--pages", type=click.IntRange(1), default=16_384, help="KV pages of each worker.")
 @click.option("--page-tokens", type=click.IntRange(1), default=64, help="Tokens of a page; must divide 512.")
@@ -100,6 +104,8 @@ def simulate(
     if prefill and workers is not None:
         raise click.UsageError("--workers is given beside --prefill and --decode; leave it out")
     count = prefill + decode if prefill else workers or 8
+    if count > MAX_WORKERS:
+        raise click.UsageError(f"--prefill and --decode make {count} workers; {MAX_WORKERS} can be simulated")
     try:
         read = read_trace(trace, page_tokens, requests)
     except TraceError as error:

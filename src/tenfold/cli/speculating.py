@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tenfold.cli.options import MAX_SEED, config_of, engine_options, say
+from tenfold.cli.options import MAX_SEED, config_of, engine_options, say, within
 
 TRAFFIC_HELP = "Recorded requests: a JSON object a line, the body of a chat completion."
 
 
-@click.command("example-traffic")
+@click.command("example-traffic", short_help="Write traffic to try train-drafter and replay with.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="The JSONL file to write."
 )
@@ -39,7 +40,7 @@ def example_traffic(output: Path, requests: int, seed: int, force: bool) -> None
     say(f"{output}: {write_traffic(output, stdlib_traffic(requests, seed), force)} requests")
 
 
-@click.command("train-drafter")
+@click.command("train-drafter", short_help="Train a drafter for MODEL on recorded traffic.")
 @click.argument("model")
 @click.option("--traffic", type=click.Path(path_type=Path), required=True, help=TRAFFIC_HELP)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The drafter's folder.")
@@ -51,7 +52,7 @@ def example_traffic(output: Path, requests: int, seed: int, force: bool) -> None
     "several with commas; may be given for each class.",
 )
 @click.option("--max-answer", type=click.IntRange(2), default=256, help="Most tokens of an answer.")
-@click.option("--streams", type=click.IntRange(1), default=16, help="Conversations answered at once.")
+@click.option("--streams", type=within("max_running"), default=16, help="Conversations answered at once.")
 @click.option(
     "--held-out",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
@@ -60,7 +61,7 @@ def example_traffic(output: Path, requests: int, seed: int, force: bool) -> None
 )
 @click.option("--force", is_flag=True, help="Replace a drafter that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the evidence as JSON.")
-@engine_options
+@partial(engine_options, max_running=False)
 def train_drafter(
     model: str,
     traffic: Path,
@@ -83,7 +84,7 @@ def train_drafter(
       tenfold train-drafter smollm2 --traffic traffic.jsonl -o drafter
       tenfold train-drafter smollm2 --traffic t.jsonl -o d --answers greedy,sampled --answers agent=greedy
     """
-    config = config_of(model, options)
+    config = config_of(model, options, streams)
     from tenfold.optimize.train_drafter import TrainSettings
     from tenfold.optimize.train_drafter import train_drafter as run
 
@@ -104,11 +105,11 @@ def train_drafter(
     say(json.dumps(evidence.to_json()) if as_json else evidence.text())
 
 
-@click.command()
+@click.command(short_help="Compare recorded traffic with and without speculation.")
 @click.argument("model")
 @click.option("--traffic", type=click.Path(path_type=Path), required=True, help=TRAFFIC_HELP)
 @click.option("--drafter", type=click.Path(path_type=Path), help="A folder that train-drafter wrote.")
-@click.option("--streams", type=click.IntRange(1), default=1, help="Conversations computed at once.")
+@click.option("--streams", type=within("max_running"), default=1, help="Conversations computed at once.")
 @click.option(
     "--newest",
     "share",
@@ -118,7 +119,7 @@ def train_drafter(
 )
 @click.option("--max-answer", type=click.IntRange(1), default=256, help="Most tokens of an answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything, down to each request, as JSON.")
-@engine_options
+@partial(engine_options, max_running=False)
 def replay(
     model: str,
     traffic: Path,
@@ -139,7 +140,7 @@ def replay(
       tenfold replay smollm2 --traffic traffic.jsonl
       tenfold replay smollm2 --traffic traffic.jsonl --drafter drafter --json
     """
-    config = config_of(model, options)
+    config = config_of(model, options, streams)
     from tenfold.bench.replay_run import ReplaySettings, run_replay
 
     settings = ReplaySettings(
