@@ -162,7 +162,7 @@ def test_a_kv_cache_that_cannot_be_is_refused_with_its_option() -> None:
     check_kv_memory(None, 0)
     check_kv_memory(1 << 30, 1 << 30)
     with pytest.raises(
-        ValueError, match=r"--kv-memory\) is 9313.2 GiB, but .* has 16.0 GiB in all; ask for less"
+        ValueError, match=r"--kv-memory\) is 9.1 TiB, but .* has 16.0 GiB in all; ask for less"
     ):
         check_kv_memory(10**13, 1 << 34)
 
@@ -208,7 +208,8 @@ def test_the_plan_is_for_people_and_for_machines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(5, "5 B"), (1024, "1.0 KiB"), (3 << 20, "3.0 MiB"), (5 << 29, "2.5 GiB")]
+    ("size", "text"),
+    [(5, "5 B"), (1024, "1.0 KiB"), (3 << 20, "3.0 MiB"), (5 << 29, "2.5 GiB"), (900 << 40, "900.0 TiB")],
 )
 def test_bytes_for_people(size: int, text: str) -> None:
     """In the unit that reads best."""

@@ -552,7 +552,7 @@ def parse_size(value: str) -> int:
 
 def format_bytes(size: int) -> str:
     """Bytes for people."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size >= 1 << power:
             return f"{size / (1 << power):.1f} {unit}"
     return f"{size} B"

@@ -93,9 +93,7 @@ def test_who_is_taken_waits_for_a_quarter_of_what_a_request_takes(running: int, 
 def test_the_limit_that_was_asked_for_is_of_requests(queue: int) -> None:
     """Further parts of one that was taken wait beyond it, as many as a request can have; if more may wait
     anyway, so many."""
-    flights = Flights(
-        EngineSettings(model="m", max_running=2), Metrics(), max_queue=queue, stall_after_s=30
-    )
+    flights = Flights(EngineSettings(model="m", max_running=2), Metrics(), max_queue=queue, stall_after_s=30)
     taken = 0
     for limit, admitted in ((2 + queue, False), (2 + max(queue, 256), True)):
         while taken < limit:

@@ -290,7 +290,11 @@ def test_a_request_of_many_choices_is_taken_by_an_idle_server(tmp_path: Any) -> 
     or streamed, of one prompt or of several; nothing is left in flight."""
     with running_server(tmp_path / "log", FakeConfig(delay_s=0.001), max_running=2, max_queue=0) as small:
         for stream in (False, True):
-            for fields in ({"prompt": "a", "n": 128}, {"prompt": ["a"] * 128}, {"prompt": ["a", "b"], "n": 2}):
+            for fields in (
+                {"prompt": "a", "n": 128},
+                {"prompt": ["a"] * 128},
+                {"prompt": ["a", "b"], "n": 2},
+            ):
                 body = {**fields, "max_tokens": 2, "stream": stream}
                 response = httpx.post(f"{small.url}/v1/completions", json=body, timeout=120)
                 assert response.status_code == 200, response.text
