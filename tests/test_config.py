@@ -49,6 +49,20 @@ def test_a_value_out_of_range_names_its_field(field: str, value: object) -> None
         ServeConfig(model="m", **{field: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("model", ["tiny.gguf\0x", "dir/a\nb", "x" * 257, "/"])
+def test_a_model_s_own_name_is_checked_as_one_that_is_given(model: str) -> None:
+    """It is in answers, metrics and the log like any other; and another may be given."""
+    with pytest.raises(ValueError, match=r"no name for the API: .* give another with served_name"):
+        ServeConfig(model=model)
+    assert ServeConfig(model=model, served_name="m").model_name == "m"
+
+
+def test_the_folder_here_is_called_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the empty string."""
+    monkeypatch.chdir(tmp_path)
+    assert ServeConfig(model=".").model_name == tmp_path.name
+
+
 def test_workers_share_what_there_is() -> None:
     """Each is told how many they are and that a router listens; a lone one is not; and only a lone one
     learns."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_what_is_free_counts_for_one_more() -> None:
 @pytest.mark.parametrize(
     ("options", "processes"), [({}, 1), ({"workers": 256}, 256), ({"prefill": 2, "decode": 3}, 5)]
 )
-def test_workers_take_memory_of_their_own(tmp_path: Path, options: dict[str, int], processes: int) -> None:
+def test_workers_take_memory_of_their_own(tmp_path: Path, options: dict[str, Any], processes: int) -> None:
     """However small the model: 256 workers of it are 16 GiB."""
     path = write_tiny(tmp_path / "tiny.gguf", 1)
     want = wanted(ServeConfig(model=path, kv_memory_bytes=1 << 30, **options), path)

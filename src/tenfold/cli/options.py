@@ -29,7 +29,8 @@ def size(value: str) -> int:
 
 def within(field: str) -> click.IntRange:
     """The integers that a setting of `ServeConfig` may be, for its option."""
-    return click.IntRange(*LIMITS[field])
+    low, high = LIMITS[field]
+    return click.IntRange(int(low), int(high))
 
 
 _KV_MEMORY = click.option(

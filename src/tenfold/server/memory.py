@@ -71,9 +71,9 @@ def check_together(wants: Sequence[Wanted], total_bytes: int) -> None:
     everything = sum(want.bytes for want in wants)
     if everything > total_bytes:
         raise ValueError(
-            f"{format_bytes(everything)} of memory are wanted ({'; '.join(map(str, wants))}), but this machine "
-            f"or its control group has {format_bytes(total_bytes)} in all; serve fewer models, with a smaller "
-            "--kv-memory (it is of each model), fewer --workers, or --format q8 or q4"
+            f"{format_bytes(everything)} of memory are wanted ({'; '.join(map(str, wants))}), but this "
+            f"machine or its control group has {format_bytes(total_bytes)} in all; serve fewer models, with "
+            "a smaller --kv-memory (it is of each model), fewer --workers, or --format q8 or q4"
         )
 
 
