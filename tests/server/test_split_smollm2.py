@@ -40,9 +40,13 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-ROUNDS = 3
-"""Of asking all of it, each with prompts of its own. Whether a request is split hangs on what the machine is
-doing, so one round may see few of them."""
+ROUNDS = 12
+"""Of asking all of it, each with prompts of its own, until `SEEN`. Whether a request is split hangs on what
+the machine is doing, so one round may see few of them."""
+SEEN = {"router_split_total": 4, "transfer_imported_pages_total": 50, "speculation_steps_total": 1}
+"""What must have happened, at least, so that the answers tell something."""
+PATIENCE_S = 800
+"""On a machine that is busy with other things."""
 
 
 def body(name: str, number: int, **fields: Any) -> dict[str, Any]:
@@ -59,7 +63,7 @@ def body(name: str, number: int, **fields: Any) -> dict[str, Any]:
 
 
 def answer(server: Server, name: str, number: int = 0) -> Any:
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body(name, number), timeout=240)
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body(name, number), timeout=PATIENCE_S)
     response.raise_for_status()
     (choice,) = response.json()["choices"]
     return choice
@@ -67,52 +71,54 @@ def answer(server: Server, name: str, number: int = 0) -> Any:
 
 def stream(server: Server, number: int, tokens: int) -> str:
     asked = {"prompt": f"Story {number}:", "max_tokens": tokens, "seed": number, "ignore_eos": True}
-    response = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=240)
+    response = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=PATIENCE_S)
     response.raise_for_status()
     text: str = response.json()["choices"][0]["text"]
     return text
 
 
 def keep_busy(server: Server, number: int, enough: threading.Event) -> None:
-    """A stream that goes on until it has been enough."""
-    asked = {"prompt": f"Filler {number}:", "max_tokens": 7000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=asked, timeout=240) as response:
-        for _ in response.iter_raw():
-            if enough.is_set():
-                return
+    """One stream after another, until it has been enough."""
+    asked = {"prompt": f"Filler {number}:", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    while not enough.is_set():
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=asked, timeout=PATIENCE_S) as response:
+            for _ in response.iter_raw():
+                if enough.is_set():
+                    break
 
 
+@pytest.mark.timeout(900)
 def test_answers_are_those_of_one_worker() -> None:
     """Promise: greedy, sampled, penalized, stopped, with log-probabilities, constrained, with speculation on
     beside streams: each answer, to its last digit, is that of one worker without a split; also when the
     prefill worker is killed in between."""
-    with Server("smollm2", "--threads", "1", "--kv-memory", "256MiB") as server:
-        alone = [{name: answer(server, name, number) for name in ASKED} for number in range(ROUNDS)]
-        texts = [stream(server, number, 300) for number in range(3)]
+    answers: list[dict[str, Any]] = []
     with Server(
         "smollm2", "--prefill", "1", "--decode", "1", "--threads", "1", "--kv-memory", "512MiB"
     ) as server:
         assert "1 prefill + 1 decode" in str(server.plan["lines"])
         enough = threading.Event()
-        with ThreadPoolExecutor(6) as pool:
-            fillers = [pool.submit(keep_busy, server, number, enough) for number in range(2)]
-            streams = [pool.submit(stream, server, number, 300) for number in range(3)]
-            wait_for(lambda: server.metrics()["generated_tokens_total"] > 20, 60)
+        with ThreadPoolExecutor(7) as pool:
             try:
+                fillers = [pool.submit(keep_busy, server, number, enough) for number in range(4)]
+                streams = [pool.submit(stream, server, number, 300) for number in range(3)]
+                wait_for(lambda: server.metrics()["generated_tokens_total"] > 20, 120)
                 for number in range(ROUNDS):
-                    assert {name: answer(server, name, number) for name in ASKED} == alone[number]
-                    if server.metrics()["router_split_total"] >= 4:
+                    answers.append({name: answer(server, name, number) for name in ASKED})
+                    metrics = server.metrics()
+                    if all(metrics[name] >= least for name, least in SEEN.items()):
                         break
             finally:
                 enough.set()
-            assert [one.result() for one in fillers] == [None, None]
-            assert [one.result() for one in streams] == texts
-            metrics = server.metrics()
-            assert metrics["router_split_total"] >= 4, metrics
-            assert metrics["transfer_imported_pages_total"] > 50
-            assert metrics["speculation_steps_total"] > 0
+            assert [one.result() for one in fillers] == [None] * 4
+            texts = [one.result() for one in streams]
+            assert {name: metrics[name] for name, least in SEEN.items() if metrics[name] < least} == {}
             again = pool.submit(stream, server, 0, 300)
-            wait_for(lambda: server.metrics()["requests_running"] > 0, 60)
+            wait_for(lambda: server.metrics()["requests_running"] > 0, 120)
             os.kill(sorted(server.worker_pids())[0], signal.SIGKILL)
-            assert answer(server, "sampled") == alone[0]["sampled"]
-            assert again.result() == texts[0]
+            after_kill = answer(server, "sampled"), again.result()
+    with Server("smollm2", "--threads", "1", "--kv-memory", "256MiB") as server:
+        for number, round in enumerate(answers):
+            assert {name: answer(server, name, number) for name in ASKED} == round
+        assert [stream(server, number, 300) for number in range(3)] == texts
+    assert after_kill == (answers[0]["sampled"], texts[0])

@@ -29,8 +29,8 @@ def size(value: str) -> int:
 
 def within(field: str) -> click.IntRange:
     """The integers that a setting of `ServeConfig` may be, for its option."""
-    low, high = LIMITS[field]
-    return click.IntRange(int(low), int(high))
+    lowest, highest = LIMITS[field]
+    return click.IntRange(int(lowest), int(highest))
 
 
 _KV_MEMORY = click.option(
