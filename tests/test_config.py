@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenfold.checkpoint.pooling import UNSAID
 from tenfold.config import (
     MAX_KV_PAGES,
     PAGE_ROWS,
@@ -23,6 +24,7 @@ from tenfold.config import (
 )
 from tenfold.protocol import EnginePlan
 from tenfold.server.chat_setup import choose_chat
+from tenfold.server.embeddings import plan_line
 from tests.helpers.fake_text import load_fake_text
 
 
@@ -213,7 +215,7 @@ def test_the_plan_is_for_people_and_for_machines() -> None:
         config=ServeConfig(model="m"),
         path="/m.gguf",
         engine=engine,
-        chat=choose_chat(load_fake_text("")).lines(),
+        chat=(*choose_chat(load_fake_text("")).lines(), plan_line(UNSAID)),
     )
     page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
     example = page.partition("## The plan")[2].split("```")[1].strip("\n").splitlines()
