@@ -137,6 +137,7 @@ def test_a_full_disk_leaves_nothing_and_names_the_file(
     path = tmp_path / "t.jsonl"
     path.write_text("mine")
     command = ("example-traffic", "-o", str(path), "--requests", "9", "--force")
+    monkeypatch.setattr("tenfold.bench.stdlib_traffic.stdlib_traffic", lambda *_: [{"messages": []}] * 9)
     with monkeypatch.context() as full:
         full.setattr("tenfold.bench.disk_room.shutil.disk_usage", lambda _: type("Usage", (), {"free": 9}))
         result = run(*command)
