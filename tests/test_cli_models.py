@@ -75,5 +75,19 @@ def test_more_than_the_machine_has_is_said_before_anything_is_loaded(tmp_path: P
     result = run("serve", f"a={path}", f"b={path}", "--port", "0", "--kv-memory", each)
     assert result.exit_code == 1
     said = " ".join(result.output.split())
-    assert "these models want " in said and "of memory (a: " in said
+    assert "of memory are wanted (a: " in said and "; b: " in said
     assert "smaller --kv-memory" in said and "--format q8 or q4" in said
+
+
+def test_workers_of_one_model_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may be small and its processes many."""
+    from tenfold.server import models
+    from tests.helpers.tiny_served import write_tiny
+
+    monkeypatch.setattr(models, "total_memory", lambda: 4 << 30)
+    path = write_tiny(tmp_path / "tiny.gguf", 1)
+    result = run("serve", path, "--port", "0", "--workers", "64")
+    assert result.exit_code == 1
+    assert "+ 64 workers of 64.0 MiB" in result.output and "fewer --workers" in " ".join(
+        result.output.split()
+    )

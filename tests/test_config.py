@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenfold.checkpoint.pooling import UNSAID
 from tenfold.config import (
     MAX_KV_PAGES,
     PAGE_ROWS,
@@ -23,6 +24,7 @@ from tenfold.config import (
 )
 from tenfold.protocol import EnginePlan
 from tenfold.server.chat_setup import choose_chat
+from tenfold.server.embeddings import plan_line
 from tests.helpers.fake_text import load_fake_text
 
 
@@ -47,6 +49,20 @@ def test_a_value_out_of_range_names_its_field(field: str, value: object) -> None
     """The message says which field, which value, and what would do."""
     with pytest.raises(ValueError, match=f"{field} is .*{value}.*must be"):
         ServeConfig(model="m", **{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", ["tiny.gguf\0x", "dir/a\nb", "x" * 257, "/"])
+def test_a_model_s_own_name_is_checked_as_one_that_is_given(model: str) -> None:
+    """It is in answers, metrics and the log like any other; and another may be given."""
+    with pytest.raises(ValueError, match=r"no name for the API: .* give another with served_name"):
+        ServeConfig(model=model)
+    assert ServeConfig(model=model, served_name="m").model_name == "m"
+
+
+def test_the_folder_here_is_called_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the empty string."""
+    monkeypatch.chdir(tmp_path)
+    assert ServeConfig(model=".").model_name == tmp_path.name
 
 
 def test_workers_share_what_there_is() -> None:
@@ -162,7 +178,7 @@ def test_a_kv_cache_that_cannot_be_is_refused_with_its_option() -> None:
     check_kv_memory(None, 0)
     check_kv_memory(1 << 30, 1 << 30)
     with pytest.raises(
-        ValueError, match=r"--kv-memory\) is 9313.2 GiB, but .* has 16.0 GiB in all; ask for less"
+        ValueError, match=r"--kv-memory\) is 9.1 TiB, but .* has 16.0 GiB in all; ask for less"
     ):
         check_kv_memory(10**13, 1 << 34)
 
@@ -199,7 +215,7 @@ def test_the_plan_is_for_people_and_for_machines() -> None:
         config=ServeConfig(model="m"),
         path="/m.gguf",
         engine=engine,
-        chat=choose_chat(load_fake_text("")).lines(),
+        chat=(*choose_chat(load_fake_text("")).lines(), plan_line(UNSAID)),
     )
     page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
     example = page.partition("## The plan")[2].split("```")[1].strip("\n").splitlines()
@@ -208,7 +224,8 @@ def test_the_plan_is_for_people_and_for_machines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(5, "5 B"), (1024, "1.0 KiB"), (3 << 20, "3.0 MiB"), (5 << 29, "2.5 GiB")]
+    ("size", "text"),
+    [(5, "5 B"), (1024, "1.0 KiB"), (3 << 20, "3.0 MiB"), (5 << 29, "2.5 GiB"), (900 << 40, "900.0 TiB")],
 )
 def test_bytes_for_people(size: int, text: str) -> None:
     """In the unit that reads best."""

@@ -155,6 +155,12 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"served_name is {self.served_name!r}; it must be 1 to 256 readable characters, or left out",
                 "served_name",
             )
+        if not _NAME.fullmatch(self.model_name):
+            raise OptionError(
+                f"model is {self.model!r}, which is no name for the API: it must be 1 to 256 readable "
+                "characters; give another with served_name",
+                *("model", "served_name"),
+            )
         for field, choices in (
             ("isa", ISAS),
             ("format", FORMATS),
@@ -247,7 +253,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def model_name(self) -> str:
         """The model's name in the API."""
-        return self.served_name or Path(self.model).name
+        return self.served_name or Path(self.model).name or Path(self.model).resolve().name
 
     def engine_settings(self, path: str, models: int = 1) -> EngineSettings:
         """The worker's part, with the model at ``path``; so many ``models`` are loaded at once."""
@@ -552,7 +558,7 @@ def parse_size(value: str) -> int:
 
 def format_bytes(size: int) -> str:
     """Bytes for people."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size >= 1 << power:
             return f"{size / (1 << power):.1f} {unit}"
     return f"{size} B"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import msgspec
 
@@ -38,9 +39,20 @@ class Unsupported(RequestError):
     """What is asked for is understood, and not supported."""
 
 
-def json_problem(error: Exception) -> str:
-    """What is wrong with a text that is no JSON, for people."""
+_ESCAPES = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
+)
+
+
+def json_problem(error: Exception, data: bytes = b"") -> str:
+    """What is wrong with ``data``, which is no JSON, for people."""
     text = str(error)
+    for escape in _ESCAPES.finditer(data):
+        if half := escape["half"]:  # the decoder calls some of these truncated
+            return (
+                f"it has \\{half.decode()} (byte {escape.start()}), half of a pair of escapes that means one "
+                "character; send both halves, or the character itself"
+            )
     if text.startswith("Number out of range"):
         return "it has a number that is too large for JSON here: numbers go up to 1.8e308"
     return text

@@ -46,10 +46,7 @@ def main() -> None:
     from tests.helpers.fake_text import load_fake_text
 
     config, *others = msgspec.json.decode(sys.argv[1], type=list[ServeConfig])
-    if config.log_format == "json":
-        logging.basicConfig(level=logging.INFO, handlers=[log_handler("json")])
-    else:
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler(config.log_format)])
 
     def ready(plan: ServerPlan, url: str) -> None:
         print(json.dumps({"url": url, "plan": plan.to_json()}), flush=True)

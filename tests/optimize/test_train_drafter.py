@@ -105,12 +105,27 @@ def test_another_models_drafter_is_refused(made: tuple[Path, Path, dict[str, Any
     assert "Traceback" not in result.output
 
 
-def test_faults_in_the_traffic_are_told_before_anything_slow(tmp_path: Path) -> None:
-    """By line, and nothing is left behind that would look like a drafter."""
-    (tmp_path / "t.jsonl").write_text('{"messages": [{"role": "user", "content": "Hi"}], "speed": 1}\n')
+@pytest.mark.parametrize("torch", [True, False])
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"speed": 1}, "line 1: unknown field speed"),
+        ({}, "has 7 answers to train on, of up to 24 tokens: 168 in all, fewer than the 256 of a batch"),
+    ],
+)
+def test_faults_in_the_traffic_are_told_before_anything_slow(
+    torch: bool, more: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By line, or that it is too little; whether torch is there or not; and no drafter is left behind, nor
+    is any request answered."""
+    if not torch:
+        monkeypatch.setattr("tenfold.optimize.train_drafter.find_spec", lambda _: None)
+    bodies = [{"messages": [{"role": "user", "content": f"Hi {n}"}], "time": n, **more} for n in range(10)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(body) + "\n" for body in bodies))
     result = run(
-        "train-drafter", "smollm2", "--traffic", str(tmp_path / "t.jsonl"), "-o", str(tmp_path / "d"), *ENGINE
+        *("train-drafter", "smollm2", "--traffic", str(tmp_path / "t.jsonl"), "-o", str(tmp_path / "d")),
+        *ENGINE,
     )
     assert result.exit_code == 1
-    assert "line 1: unknown field speed" in result.output
+    assert says in " ".join(result.output.split())
     assert not (tmp_path / "d").exists()

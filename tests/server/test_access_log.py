@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from tenfold.log_format import OneLine
 from tenfold.server.access_log import JsonFormatter
 from tests.helpers.fake_engine import FakeConfig
 from tests.helpers.server_process import running_server, wait_for
@@ -56,6 +58,34 @@ def test_an_id_that_could_forge_a_line_is_not_taken_over(tmp_path: Path) -> None
             response = httpx.get(f"{server.url}/health", headers={b"x-request-id": id.encode()})
             assert response.headers["x-request-id"] != id
             assert len(response.headers["x-request-id"]) == 16
+
+
+def test_no_request_writes_lines_of_its_own(tmp_path: Path) -> None:
+    """A path (of who has no key, too), the name of a field or of a model: line ends and other control
+    characters are escaped."""
+    keys = tmp_path / "keys"
+    keys.write_text("key")
+    keys.chmod(0o600)
+    log, forged = tmp_path / "log", "\n\x00\u2028forged line"
+    with running_server(log, api_key_file=str(keys)) as server:
+        assert httpx.get(f"{server.url}/x%0A%00%E2%80%A8forged%20line").status_code == 401
+        for body in ({forged: 1}, {"model": forged}, {"prompt": "x", "stop": [{forged: 1}]}):
+            url, headers = f"{server.url}/v1/completions", {"x-api-key": "key"}
+            assert httpx.post(url, json=body, headers=headers).status_code in (400, 404)
+    text = log.read_text()
+    assert text.count("forged line") >= 3
+    assert not [char for char in text if not char.isprintable() and char != "\n"]
+    assert not any(line.startswith("forged") for line in text.splitlines())
+
+
+def test_a_worker_s_lines_are_lines_too() -> None:
+    """Whoever writes them: what is printable stays, in every language; a traceback has lines of its own."""
+    record = logging.LogRecord("name", logging.ERROR, "", 0, "Grüße 你好 %s", ("a\r\nb\x1b[0m\\",), None)
+    assert OneLine("%(name)s: %(message)s").format(record) == "name: Grüße 你好 a\\r\\nb\\x1b[0m\\"
+    with pytest.raises(ValueError) as caught:
+        raise ValueError("wrong")
+    record.exc_info = (caught.type, caught.value, caught.tb)
+    assert OneLine().format(record).endswith("\nValueError: wrong")
 
 
 def test_other_lines_are_json_too() -> None:

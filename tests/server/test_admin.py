@@ -323,6 +323,15 @@ def test_a_model_that_is_too_large_is_not_begun(tmp_path: Path) -> None:
         for body, says in (
             ({"model": path, "name": "more", "kv_memory": "900TiB"}, "there is no room for more"),
             ({"model": str(tmp_path / "nothing.gguf"), "name": "more"}, "no such file or folder"),
+            (
+                {"model": path, "name": "more", "kv_memory": 8},
+                "more was not loaded: kv_memory is 8; a page of",
+            ),
+            (
+                {"model": path, "name": "more", "workers": 256, "kv_memory": "64TiB"},
+                "256 workers of 64.0 MiB",
+            ),
+            ({"model": path + "\nforged"}, "which is no name for the API: it must be"),
         ):
             refused = httpx.post(server.url + PATH, json=body, headers=ADMIN, timeout=60)
             assert refused.status_code == 400 and says in refused.json()["error"]["message"]

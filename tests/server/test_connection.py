@@ -255,6 +255,11 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read(server: ServerProc
         (b"[" * 100_000, "nested too deeply"),
         (b'{"messages":' + b'[{"a":' * 50_000, "nested too deeply"),
         (json.dumps({"messages": [{"role": "user", "content": "x"}] * 5000}).encode(), "at most 4096"),
+        (
+            b'{"prompt": "x", "prompt": "x"}',
+            'the body has the key "prompt" twice in one object; give it once',
+        ),
+        (rb'{"prompt": "\ud800"}', "half of a pair"),
         (json.dumps({"prompt": "x" * 7_000_000}).encode(), "bytes"),
         (json.dumps({"prompt": "x", "logit_bias": {"9" * 10_000: 1}}).encode(), "logit_bias"),
     ],

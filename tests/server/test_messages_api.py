@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tenfold.server.errors import ApiError
+from tenfold.server.messages_api.body import parse_message
 from tests.helpers.fake_engine import FakeConfig
 from tests.helpers.server_process import ServerProcess, running_server, wait_for
 
@@ -251,3 +253,10 @@ def test_a_stream_that_breaks_ends_with_an_error(tmp_path: Any) -> None:
                 if number == 10:
                     server.kill_worker()
         assert failed.value.body["error"]["type"] in ("api_error", "overloaded_error")
+
+
+def test_a_field_that_is_needed_is_not_said_to_be_optional() -> None:
+    """The range of max_tokens is that of the other APIs, but for leaving it out."""
+    data = json.dumps({"max_tokens": 0, "messages": [{"role": "user", "content": "x"}]}).encode()
+    with pytest.raises(ApiError, match=r"max_tokens is 0; it must be an integer from 1 to 2147483647$"):
+        parse_message(data, (), 100)

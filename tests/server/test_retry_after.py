@@ -87,3 +87,18 @@ def test_who_is_taken_waits_for_a_quarter_of_what_a_request_takes(running: int, 
         flights.submit(Request(id=str(number), prompt=(1,), params=SamplingParams()), admitted=True)
     with pytest.raises(ApiError):
         flights.submit(Request(id="late", prompt=(1,), params=SamplingParams()), admitted=True)
+
+
+@pytest.mark.parametrize("queue", [0, 4, 300])
+def test_the_limit_that_was_asked_for_is_of_requests(queue: int) -> None:
+    """Further parts of one that was taken wait beyond it, as many as a request can have; if more may wait
+    anyway, so many."""
+    flights = Flights(EngineSettings(model="m", max_running=2), Metrics(), max_queue=queue, stall_after_s=30)
+    taken = 0
+    for limit, admitted in ((2 + queue, False), (2 + max(queue, 256), True)):
+        while taken < limit:
+            request = Request(id=str(taken), prompt=(1,), params=SamplingParams())
+            flights.submit(request, admitted=admitted)
+            taken += 1
+        with pytest.raises(ApiError, match=f"{limit} requests are running or waiting"):
+            flights.submit(Request(id="late", prompt=(1,), params=SamplingParams()), admitted=admitted)

@@ -140,6 +140,7 @@ def test_messages_of_a_conversation_with_tools() -> None:
         ),
         ({"role": "user", "content": "x", "tool_call_id": "c1"}, "messages[0].tool_call_id"),
         ({"role": "tool", "content": "x", "tool_call_id": 1}, "messages[0].tool_call_id"),
+        ({"role": "tool", "content": "x", "tool_call_id": "c1"}, "messages[0].tool_call_id"),
         ({"role": "user", "content": "x", "reasoning_content": "y"}, "messages[0].reasoning_content"),
     ],
 )
@@ -148,6 +149,16 @@ def test_a_wrong_message_is_located(message: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
         parse_messages([message])
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_a_tool_answers_a_call_that_was_made() -> None:
+    """Before it, and by the call's id: as in the other APIs."""
+    call: Any = {"role": "assistant", "tool_calls": [CALL]}
+    answer: Any = {"role": "tool", "content": "rain", "tool_call_id": CALL["id"]}
+    assert parse_messages([call, answer, answer])[2]["name"] == call["tool_calls"][0]["function"]["name"]
+    for messages in ([answer, call], [call, answer, {**answer, "tool_call_id": "other"}]):
+        with pytest.raises(ApiError, match="no call in tool_calls before it has that id"):
+            parse_messages(messages)
 
 
 def text_of(template: str | None, special: dict[str, int] | None = None) -> Text:

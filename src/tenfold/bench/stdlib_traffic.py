@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tenfold.bench.disk_room import check_disk_room
+
 LEFT_OUT = {
     "test",
     "tests",
@@ -88,13 +90,21 @@ def stdlib_traffic(count: int, seed: int = 0, library: Path | None = None) -> It
 
 def write_traffic(path: Path, lines: Iterable[dict[str, Any]], force: bool) -> int:
     """Writes the lines to a file, and returns how many they are. Raises ValueError for a file that is there
-    already, unless ``force`` replaces it; OSError."""
+    already, unless ``force`` replaces it, or for which there is no room; OSError. What fails leaves nothing
+    behind, and a file that was there as it was."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is there already, and is no file; give another name")
     if path.exists() and not force:
         raise ValueError(f"{path} is there already; give another name, or replace it with --force")
     encoded = [msgspec.json.encode(line) + b"\n" for line in lines]
-    path.write_bytes(b"".join(encoded))
+    check_disk_room(path, sum(map(len, encoded)))
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_bytes(b"".join(encoded))
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
     return len(encoded)
 
 

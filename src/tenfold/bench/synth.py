@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tenfold.bench.disk_room import check_disk_room
 from tenfold.bench.shapes import SHAPES, Shape, SynthFormat
 from tenfold.checkpoint.gguf import GGUFFile
 from tenfold.checkpoint.gguf_write import NewTensor, write_gguf
@@ -114,9 +114,7 @@ def write_model(
     if not path.parent.is_dir():
         raise ValueError(f"{path}: there is no folder {path.parent}; make it first")
     metadata = model_metadata(shape, name)
-    need, free = sum(tensor.size for tensor in tensors), shutil.disk_usage(path.parent).free
-    if need > free:
-        raise ValueError(f"{path}: {format_bytes(need)} are needed, the disk has {format_bytes(free)}")
+    check_disk_room(path, sum(tensor.size for tensor in tensors))
     return write_gguf(path, metadata, tensors, progress)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
@@ -36,8 +34,9 @@ def dynamo_worker(
     from tenfold.checkpoint.locate import locate
     from tenfold.cluster.alone import keep_worker
     from tenfold.cluster.runtime import Runtime
+    from tenfold.log_format import log_to_stderr
 
-    log_to_stderr()
+    log_to_stderr("%(asctime)s %(message)s")
     runtime = Runtime(
         namespace=namespace,
         discovery="etcd" if etcd else "file",
@@ -159,8 +158,9 @@ def up(
     config = config_of(model, {**options, "workers": len(roles)})
     from tenfold.checkpoint.locate import locate
     from tenfold.cluster.up import Cluster, ClusterConfig
+    from tenfold.log_format import log_to_stderr
 
-    log_to_stderr()
+    log_to_stderr("%(asctime)s %(message)s")
     made = folder or Path(tempfile.mkdtemp(prefix="tenfold-cluster-"))
     here = Cluster(
         ClusterConfig(
@@ -194,8 +194,3 @@ def up(
 
     click.echo(f"Starting {len(roles)} workers ({', '.join(sorted(set(roles)))}) and the front at {here.url}")
     here.run(ready)
-
-
-def log_to_stderr() -> None:
-    """What ends and is started again."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")

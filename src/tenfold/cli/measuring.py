@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from tenfold.bench.shapes import SHAPES, SYNTH_FORMATS, SynthFormat
-from tenfold.cli.options import MAX_SEED, config_of, engine_options, say
+from tenfold.cli.options import MAX_SEED, NewPath, config_of, engine_options, say
 from tenfold.config import FORMATS
 
 
@@ -63,9 +63,7 @@ def bench(model: str, as_json: bool, **options: Any) -> None:
 @click.option(
     "--format", "requested", type=click.Choice(SYNTH_FORMATS), default="q4_0", help="Type of the matrices."
 )
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The GGUF file to write."
-)
+@click.option("-o", "--output", type=NewPath(), required=True, help="The GGUF file to write.")
 @click.option(
     "--seed", type=click.IntRange(0, MAX_SEED), default=0, help="The same seed gives the same file."
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -139,11 +141,37 @@ def kv_options(command: F) -> F:
     return command
 
 
+class NewPath(click.Path):
+    """What is to be written: its folder must be there."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.parent.is_dir():
+            self.fail(f"there is no folder {str(path.parent)!r} to write {path.name!r} to", param, ctx)
+        return path
+
+
+class Stopped(click.ClickException):
+    """Ended by Ctrl-C, with something to say."""
+
+    exit_code = 130
+
+
 class Commands(click.Group):
     """Shows an expected error as one line; exit code 1, or 2 when the command line is at fault. What the
-    message calls by its name in Python is called by its option here."""
+    message calls by its name in Python is called by its option here. With ``--json`` the error is on standard
+    output too, as one JSON object: ``{"error": {"message": ...}}``."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        options = ctx.args[: ctx.args.index("--")] if "--" in ctx.args else ctx.args
+        try:
+            return self._invoke(ctx)
+        except click.ClickException as error:
+            if "--json" in options:
+                say(json.dumps({"error": {"message": error.format_message()}}, ensure_ascii=False))
+            raise
+
+    def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except (ValueError, OSError) as error:
@@ -155,8 +183,15 @@ class Commands(click.Group):
                 fields = error.fields
             elif isinstance(error, RequestError):
                 fields = (error.field.partition("[")[0],)
-            text, ours = _by_options(str(error), fields, command)
+            text, ours = _by_options(_without_number(error), fields, command)
             raise click.UsageError(text) if ours else click.ClickException(text) from None
+
+
+def _without_number(error: ValueError | OSError) -> str:
+    """Its text; of the system's errors the file before what is wrong, and no number."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)
 
 
 def _by_options(text: str, fields: tuple[str, ...], command: click.Command | None) -> tuple[str, bool]:

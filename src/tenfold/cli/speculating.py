@@ -10,15 +10,14 @@ from typing import Any
 
 import click
 
-from tenfold.cli.options import MAX_SEED, config_of, engine_options, say, within
+from tenfold.cli.options import MAX_SEED, NewPath, Stopped, config_of, engine_options, say, within
 
+TRAFFIC = click.Path(path_type=Path, exists=True, dir_okay=False)
 TRAFFIC_HELP = "Recorded requests: a JSON object a line, the body of a chat completion."
 
 
 @click.command("example-traffic", short_help="Write traffic to try train-drafter and replay with.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The JSONL file to write."
-)
+@click.option("-o", "--output", type=NewPath(), required=True, help="The JSONL file to write.")
 @click.option("--requests", type=click.IntRange(9), default=900, help="Three for each function.")
 @click.option(
     "--seed", type=click.IntRange(0, MAX_SEED), default=0, help="The same seed gives the same file."
@@ -42,8 +41,8 @@ def example_traffic(output: Path, requests: int, seed: int, force: bool) -> None
 
 @click.command("train-drafter", short_help="Train a drafter for MODEL on recorded traffic.")
 @click.argument("model")
-@click.option("--traffic", type=click.Path(path_type=Path), required=True, help=TRAFFIC_HELP)
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The drafter's folder.")
+@click.option("--traffic", type=TRAFFIC, required=True, help=TRAFFIC_HELP)
+@click.option("-o", "--output", type=NewPath(), required=True, help="The drafter's folder.")
 @click.option(
     "--answers",
     multiple=True,
@@ -77,7 +76,8 @@ def train_drafter(
     """Train a drafter for MODEL on recorded traffic, and show what it gains on traffic it has not seen.
 
     MODEL answers the traffic itself, for a drafter must learn what MODEL would say. Ctrl-C may come at any
-    time: the same command goes on where it was stopped.
+    time (exit code 130): the same command goes on where it was stopped. Needs torch, and 256 tokens of
+    answers at the very least.
 
     \b
     Examples:
@@ -100,15 +100,18 @@ def train_drafter(
     try:
         evidence = run(config, settings)
     except KeyboardInterrupt:
-        click.echo(f"\nStopped. The same command goes on from what is in {output}.", err=True)
-        sys.exit(130)
+        raise Stopped(f"stopped; the same command goes on from what is in {output}") from None
     say(json.dumps(evidence.to_json()) if as_json else evidence.text())
 
 
 @click.command(short_help="Compare recorded traffic with and without speculation.")
 @click.argument("model")
-@click.option("--traffic", type=click.Path(path_type=Path), required=True, help=TRAFFIC_HELP)
-@click.option("--drafter", type=click.Path(path_type=Path), help="A folder that train-drafter wrote.")
+@click.option("--traffic", type=TRAFFIC, required=True, help=TRAFFIC_HELP)
+@click.option(
+    "--drafter",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A folder that train-drafter wrote.",
+)
 @click.option("--streams", type=within("max_running"), default=1, help="Conversations computed at once.")
 @click.option(
     "--newest",

@@ -111,14 +111,12 @@ def worker(
     if secret_file is None:
         raise click.UsageError("--join needs --secret-file FILE, with the secret that the front has too")
     config = config_of(model, options)
-    import logging
-    import sys
-
     from tenfold.checkpoint.locate import locate
+    from tenfold.log_format import log_to_stderr
     from tenfold.worker.join import Joining, work
     from tenfold.worker.loop import JoinRefused
 
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s worker: %(message)s")
+    log_to_stderr("%(asctime)s worker: %(message)s")
     settings = replace(config.engine_settings(str(locate(model))), routed=True)
     try:
         work(settings, Joining.of(join, secret_file, name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import runpy
 import sys
@@ -10,6 +9,7 @@ import sys
 import msgspec
 
 from tenfold.cluster.options import WorkerOptions
+from tenfold.log_format import log_to_stderr
 from tenfold.worker.main import die_with_parent
 from tenfold.worker.process import python_command
 
@@ -23,7 +23,7 @@ def command(entry: str, *arguments: str) -> list[str]:
 def worker(parent: int | str, options: str) -> None:
     """A worker, from its options as JSON."""
     die_with_parent(int(parent))
-    log_to_stderr()
+    log_to_stderr("%(asctime)s %(name)s: %(message)s")
     from tenfold.cluster.dynamo import run_worker
 
     run_worker(msgspec.json.decode(options, type=WorkerOptions))
@@ -42,8 +42,3 @@ def broker(parent: int | str, events: str) -> None:
     from tenfold.cluster.broker import run_broker
 
     run_broker(events)
-
-
-def log_to_stderr() -> None:
-    """Tenfold's lines in the process's log."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")

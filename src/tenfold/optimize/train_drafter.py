@@ -28,6 +28,7 @@ from tenfold.progress import Progress
 from tenfold.server.text import Text, load_text
 from tenfold.speculate.build import drafter_taps
 from tenfold.speculate.cost_curve import measure_curve
+from tenfold.speculate.trained_head import HeadSettings
 from tenfold.traffic.answering import (
     MAX_ANSWER,
     STREAMS,
@@ -127,10 +128,6 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
         raise ValueError(
             f"{settings.output} has a drafter already; write to another folder, or replace it with --force"
         )
-    if find_spec("torch") is None:
-        raise ValueError("training needs torch, which is not installed; try: pip install torch")
-    from tenfold.optimize.head import make_head
-
     path = locate(config.model)
     text = load_text(str(path))
     began = time.monotonic()
@@ -140,6 +137,9 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
         requests = read_traffic(settings.traffic, text, info.vocab_size, info.max_context)
         check_modes(modes, requests)
         parts = split(requests, settings.held_out)
+        _check_enough(settings, count_answers(parts.training, modes))
+        if find_spec("torch") is None:
+            raise ValueError("training needs torch, which is not installed; try: pip install torch")
         with AnswerStore(settings.output / WORK, Identity.of(path, info, target.graph, target.taps)) as store:
             learnt = _answers(target, text, store, [*parts.training, *parts.validation], modes, settings)
             features = store.features()
@@ -147,6 +147,8 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
     finally:
         target.engine.close()
     answered = time.monotonic()
+    from tenfold.optimize.head import make_head  # brings torch
+
     known = {request.conversation for request in parts.training}
     head = make_head(
         path,
@@ -194,6 +196,17 @@ def train_drafter(config: ServeConfig, settings: TrainSettings) -> Evidence:
     )
     evidence.write_bytes(msgspec.json.format(msgspec.json.encode(result.to_json())))
     return result
+
+
+def _check_enough(settings: TrainSettings, answers: int) -> None:
+    """Raises ValueError where even answers of full length are too few to train on: before any is given."""
+    most, batch = answers * settings.max_answer, HeadSettings().batch
+    if most < batch:
+        raise ValueError(
+            f"{settings.traffic} has {answers} answers to train on, of up to {settings.max_answer} tokens: "
+            f"{most} in all, fewer than the {batch} of a batch. Give more requests, a longer --max-answer or "
+            "more --answers"
+        )
 
 
 def _capture(program: Program, graph: Graph, checkpoint: Checkpoint) -> Capture:

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from tenfold.log_format import OneLine
+
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     """A request that ended, in whatever way. As text it is one line of ``name=value``."""
@@ -112,9 +114,7 @@ class JsonFormatter(logging.Formatter):
 def log_handler(format: str) -> logging.Handler:
     """A handler that writes to standard error; ``format``: one of `config.LOG_FORMATS`."""
     handler = logging.StreamHandler()
-    handler.setFormatter(
-        JsonFormatter() if format == "json" else logging.Formatter("%(asctime)s %(message)s")
-    )
+    handler.setFormatter(JsonFormatter() if format == "json" else OneLine("%(asctime)s %(message)s"))
     return handler
 
 

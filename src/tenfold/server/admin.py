@@ -7,6 +7,7 @@ else. Without the file nobody may do any of this.
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import msgspec
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 PREFIX = "/admin/"
 MODELS = "/admin/models"
 MAX_NAME = 256
+_FIELDS = {"served_name": "name", "kv_memory_bytes": "kv_memory"}
+"""What settings are called here that are called otherwise in `ServeConfig`."""
 THREADS = Range(0, 1024)
 WORKERS = Range(1, 256)
 
@@ -51,7 +54,15 @@ class Admin:
     async def answer(self, method: str, path: str, body: bytes) -> bytes:
         """The body that answers. Raises ApiError."""
         if method == "POST":
-            model = await self._models.load(parse_load(decode_body(body), self._config))
+            config = parse_load(decode_body(body), self._config)
+            try:
+                model = await self._models.load(config)
+            except ApiError as error:
+                # Only whoever loads it can know how much is too little.
+                if (text := _in_fields(error.message)) != error.message and "kv_memory" in text:
+                    error.param = "kv_memory"
+                error.message = text
+                raise
             return msgspec.json.encode(_entry(model))
         if method == "DELETE":
             name = path.removeprefix(f"{MODELS}/")
@@ -94,9 +105,15 @@ def parse_load(fields: Fields, config: ServeConfig) -> ServeConfig:
             learn=False,
         )
     except OptionError as error:
-        (own,) = error.fields
-        there = {"served_name": "name", "kv_memory_bytes": "kv_memory"}[own]
-        raise invalid(there, str(error).replace(own, there)) from None
+        raise invalid(_FIELDS.get(error.fields[0], error.fields[0]), _in_fields(str(error))) from None
+
+
+def _in_fields(text: str) -> str:
+    """What a message calls by the names of `ServeConfig`, or those with their options, by the fields of a
+    body."""
+    for own, field in _FIELDS.items():
+        text = re.sub(rf"\b{own}\b(?: \(--[a-z-]+\))?", field, text)
+    return text
 
 
 def _size(value: Any) -> int | None:

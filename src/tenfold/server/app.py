@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
-from urllib.parse import parse_qs
 
 import msgspec
 
@@ -31,6 +30,7 @@ from tenfold.server.fields import Fields
 from tenfold.server.flights import ClientGone
 from tenfold.server.models import Models
 from tenfold.server.prepare import Job
+from tenfold.server.query import read_query
 from tenfold.server.requests import decode_body
 from tenfold.server.responses_api.kept import PREFIX, kept_response, methods_of
 from tenfold.server.responses_api.store import Shelf
@@ -39,6 +39,8 @@ from tenfold.server.server_metrics import ServerMetrics
 
 LONG_BODY = 1 << 14
 """Bytes; a longer body is checked and tokenized in a thread, so that streams do not stand still meanwhile."""
+_OF_A_MODEL = ("/ready", "/stats")
+"""Take ``?model=NAME``."""
 _LONG_THREADS = 2
 """Each may hold Python's lock for some milliseconds when the event loop wants it: few, so others wait."""
 
@@ -72,6 +74,7 @@ class App:
         self._max_body_bytes = max_body_bytes
         self._admin = admin
         self._long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long-body")
+        self._documents = frozenset(documents)
         self._gets: dict[str, Callable[[str | None], tuple[int, bytes, str]]] = {
             "/health": lambda _: self._health(),
             "/ready": self._ready,
@@ -109,7 +112,11 @@ class App:
                 body = msgspec.json.encode(self._models.find(path.removeprefix("/v1/models/")).entry())
             elif path in self._gets:
                 _check_method(method, ("GET", "HEAD"))
-                status, body, kind = self._gets[path](_asked_model(scope))
+                asked = None
+                if path not in self._documents:  # whose links may have whatever their sites hang on to them
+                    takes = ("model",) if path in _OF_A_MODEL else ()
+                    asked = read_query(scope.get("query_string", b""), takes).get("model")
+                status, body, kind = self._gets[path](asked)
             elif path.startswith(ADMIN_PREFIX) and self._admin is not None:
                 _check_method(method, self._admin.methods_of(path))
                 data = await self.read_body(scope, receive) if method == "POST" else b""
@@ -227,12 +234,6 @@ def _check_method(method: str, allowed: tuple[str, ...]) -> None:
             code="method_not_allowed",
             headers=(("allow", ", ".join(allowed)),),
         )
-
-
-def _asked_model(scope: Scope) -> str | None:
-    """The model that the query names."""
-    given = parse_qs(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
-    return given["model"][0] if "model" in given else None
 
 
 def _document(made: Callable[[], bytes], model: str | None) -> tuple[int, bytes, str]:

@@ -45,7 +45,7 @@ again."""
 MIN_QUEUE = 4
 """With few running, so many may wait all the same."""
 MAX_PARTS = 256
-"""So many parts of requests that were taken may wait then: one request may have 128 choices."""
+"""So many parts of requests that were taken may wait at least: one request may have 128 choices."""
 MAX_RETRY_AFTER_S = 60
 _KNOWN_ENDS = 16
 """From fewer ends no rate is to be had: the first requests of a burst end late, and then many at once."""
@@ -452,10 +452,13 @@ class Flights:
 
     def _queue(self, admitted: bool) -> int:
         """How many may wait. By Little's law whoever has q requests before it waits for q / running of the
-        time that one takes."""
+        time that one takes. The limit is of requests: were it of their parts too, a request with more of them
+        would be told for ever to come again."""
         if self._max_queue is not None:
-            return self._max_queue
-        return MAX_PARTS if admitted else max(MIN_QUEUE, int(WAIT_SHARE * self._max_running))
+            own = self._max_queue
+        else:
+            own = max(MIN_QUEUE, int(WAIT_SHARE * self._max_running))
+        return max(own, MAX_PARTS) if admitted else own
 
     def _retry_after_s(self) -> int:
         """When those who wait now will have begun, at the rate at which requests ended lately."""

@@ -11,32 +11,40 @@ from dataclasses import dataclass
 
 from tenfold.config import ServeConfig, format_bytes
 
+PROCESS_BYTES = 64 << 20
+"""What a worker takes beside weights and KV memory: its interpreter, modules, activations and books. (30 MiB
+when it has loaded a small model, some 55 when it has worked.)"""
+
 
 @dataclass(frozen=True)
 class Wanted:
-    """What one model wants at least: its weights in each worker, and the KV memory that was asked for."""
+    """What one model wants at least: its workers' own memory, its weights in each of them, and the KV memory
+    that was asked for."""
 
     name: str
     weights: int
     """Bytes, of all its workers."""
     kv: int
     """Bytes, of all its workers; 0 where the server chooses by what is free."""
+    workers: int
+    """Processes."""
 
     @property
     def bytes(self) -> int:
         """All together."""
-        return self.weights + self.kv
+        return self.weights + self.kv + self.workers * PROCESS_BYTES
 
     def __str__(self) -> str:
         kv = f" + {format_bytes(self.kv)} of KV memory" if self.kv else ""
-        return f"{self.name}: {format_bytes(self.weights)} of weights{kv}"
+        own = f"{self.workers} {'workers' if self.workers > 1 else 'worker'} of {format_bytes(PROCESS_BYTES)}"
+        return f"{self.name}: {format_bytes(self.weights)} of weights{kv} + {own}"
 
 
 def wanted(config: ServeConfig, path: str) -> Wanted:
     """What ``config`` wants for the model at ``path``. Raises CheckpointError for what is no model."""
-    return Wanted(
-        config.model_name, weight_bytes(path, config.format) * config.processes, config.kv_memory_bytes or 0
-    )
+    processes = config.processes
+    weights = weight_bytes(path, config.format) * processes
+    return Wanted(config.model_name, weights, config.kv_memory_bytes or 0, processes)
 
 
 def weight_bytes(path: str, format: str) -> int:
@@ -59,13 +67,13 @@ def weight_bytes(path: str, format: str) -> int:
 
 
 def check_together(wants: Sequence[Wanted], total_bytes: int) -> None:
-    """Raises ValueError when several models want more memory than there is in all."""
+    """Raises ValueError when the models and workers of a server want more memory than there is in all."""
     everything = sum(want.bytes for want in wants)
     if everything > total_bytes:
         raise ValueError(
-            f"these models want {format_bytes(everything)} of memory ({'; '.join(map(str, wants))}), but "
-            f"this machine or its control group has {format_bytes(total_bytes)} in all; serve fewer of them, "
-            "with a smaller --kv-memory (it is of each model), fewer --workers, or --format q8 or q4"
+            f"{format_bytes(everything)} of memory are wanted ({'; '.join(map(str, wants))}), but this "
+            f"machine or its control group has {format_bytes(total_bytes)} in all; serve fewer models, with "
+            "a smaller --kv-memory (it is of each model), fewer --workers, or --format q8 or q4"
         )
 
 

@@ -18,7 +18,7 @@ def parse_messages(value: Any) -> list[dict[str, Any]]:
     """A conversation as templates take it. Raises ApiError.
 
     ``content`` is always a string. An assistant's ``tool_calls`` have their arguments as objects; a tool's
-    message has the ``name`` of the tool, where the call that it answers is in the conversation.
+    message has the ``name`` of the tool whose call it answers, if it says which that is.
     """
     if value is None:
         raise invalid("messages", "messages is missing", code="missing_parameter")
@@ -28,11 +28,15 @@ def parse_messages(value: Any) -> list[dict[str, Any]]:
         raise invalid("messages", f"messages has {len(value)} messages; it must be at most {MAX_MESSAGES}")
     messages = [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
     called: dict[str, str] = {}
-    for message in messages:
+    for index, message in enumerate(messages):
         for call in message.get("tool_calls", ()):
             called[call["id"]] = call["function"]["name"]
-        if message["role"] == "tool" and message.get("tool_call_id") in called:
-            message.setdefault("name", called[message["tool_call_id"]])
+        if (id := message.get("tool_call_id")) is None:
+            continue
+        if id not in called:
+            where = f"messages[{index}].tool_call_id"
+            raise invalid(where, f"{where} is {show(id)}; no call in tool_calls before it has that id")
+        message.setdefault("name", called[id])
     return messages
 
 

@@ -142,7 +142,8 @@ class Models:
     async def start(self, wants: Sequence[tuple[ServeConfig, str]]) -> None:
         """Loads the models that a server begins with, all at once: configurations and paths. Raises
         StartError, ValueError, or what loading text raises; then none is there."""
-        if len(wants) > 1:
+        # One worker cannot do with less, and its front can spare what reading the model's head takes.
+        if len(wants) > 1 or wants[0][0].processes > 1:
             each = [await _apart(wanted, config, path) for config, path in wants]
             check_together(each, total_memory())
         door = self._door if len(wants) == 1 else None

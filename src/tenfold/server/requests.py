@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from tenfold.limits import MAX_LOGPROBS, RANGES, Range, json_problem
+from tenfold.json_body import DuplicateKey, decode_json
+from tenfold.limits import MAX_LOGPROBS, RANGES, Range
 from tenfold.protocol import SamplingParams
 from tenfold.server.constraints import take_constraint
 from tenfold.server.errors import ApiError, invalid
@@ -151,13 +152,10 @@ def read_fields(body: bytes | Fields, models: tuple[str, ...]) -> Fields:
 def decode_body(body: bytes) -> Fields:
     """The fields of a body, before anybody knows what it is for. Raises `ApiError`."""
     try:
-        data = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(
-            400, f"the body is not valid JSON: {json_problem(error)}", code="invalid_json"
-        ) from None
-    except RecursionError:
-        raise ApiError(400, "the body's JSON is nested too deeply", code="invalid_json") from None
+        data = decode_json(body)
+    except ValueError as error:
+        param = error.key if isinstance(error, DuplicateKey) else None
+        raise ApiError(400, f"the body {error}", param=param, code="invalid_json") from None
     return Fields(data, len(body))
 
 

@@ -107,8 +107,9 @@ class _Training:
         self.data = HeadData(self.train, self.token_ids, hidden)
         if len(self.data.anchors) < settings.batch:
             raise ValueError(
-                f"{train.folder}: {len(self.data.anchors)} tokens to train on are fewer than a batch of "
-                f"{settings.batch}; answer more requests"
+                f"the answers have {len(self.data.anchors)} tokens to train on, fewer than the "
+                f"{settings.batch} of a batch (those that go in circles are left out); give more requests or "
+                "longer answers"
             )
         self.replay = HeadReplay(validation, self.token_ids, hidden, settings.unroll, costs)
         self.coverage = coverage((a.tokens for a in validation.answers), self.token_ids)

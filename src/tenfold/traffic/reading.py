@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from tenfold.config import PAGE_ROWS
+from tenfold.json_body import decode_json
 from tenfold.limits import RequestError, check_params, check_prompt
 from tenfold.protocol import SamplingParams
 from tenfold.server.answer_stream import Sections
@@ -111,9 +112,9 @@ def read_traffic(path: Path, text: Text, vocab_size: int, max_context: int) -> l
 def _line(number: int, data: bytes, preparer: Preparer, seen: Counter[bytes]) -> _Line:
     vocab_size, max_context = preparer.plan.vocab_size, preparer.plan.max_context
     try:
-        body = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"not valid JSON: {error}") from None
+        body = decode_json(data)
+    except ValueError as error:
+        raise ValueError(f"it {error}") from None
     fields = Fields(body)
     kind, conversation = _name(fields, "class"), _name(fields, "conversation")
     time, answer = fields.take("time"), fields.string("answer")

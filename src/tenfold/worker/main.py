@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import logging
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from tenfold.log_format import log_to_stderr
 from tenfold.protocol import EnginePlan, EngineSettings, Failed, Ready, Start
 from tenfold.worker.framing import Channel
 from tenfold.worker.loop import ServedEngine, WorkerLoop
@@ -72,7 +72,7 @@ def main(fd: int, parent: int, builder_name: str) -> int:
     ``builder_name`` is ``module:function``, see `Builder`.
     """
     die_with_parent(parent)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s worker: %(message)s")
+    log_to_stderr("%(asctime)s worker: %(message)s")
     channel = Channel(socket.socket(fileno=fd))
     try:
         (start,) = channel.wait()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from tenfold.limits import RANGES, Range
 from tenfold.protocol import Constraint, SamplingParams
 from tenfold.server.api_tools import check_named, check_names, check_tool_list, flat_tool
@@ -20,13 +22,15 @@ _TOOL = (
     "type", "name", "description", "input_schema", "strict", "cache_control", "defer_loading",
     "allowed_callers", "eager_input_streaming", "input_examples",
 )  # fmt: skip
+_MAX_TOKENS = replace(RANGES["max_tokens"], note="")
+"""Here there is no leaving it out."""
 
 
 def parse_message(body: bytes | Fields, models: tuple[str, ...], vocab_size: int) -> ApiRequest:
     """A body that asks for an answer. Raises `ApiError`."""
     fields = read_fields(body, models)
     prompt = _prompt(fields)
-    max_tokens = fields.integer("max_tokens", RANGES["max_tokens"])
+    max_tokens = fields.integer("max_tokens", _MAX_TOKENS)
     if max_tokens is None:
         raise invalid("max_tokens", "max_tokens is missing", code="missing_parameter")
     _metadata(fields)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qsl
 
 import msgspec
 
-from tenfold.server.errors import ApiError, invalid
+from tenfold.server.errors import invalid
 from tenfold.server.fields import show
+from tenfold.server.query import read_query
 from tenfold.server.responses_api.store import Shelf
 
 PREFIX = "/v1/responses/"
@@ -24,21 +24,20 @@ def methods_of(path: str) -> tuple[str, ...]:
 def kept_response(store: Shelf, method: str, path: str, query: bytes) -> bytes:
     """The body that answers. Raises ApiError."""
     id = path.removeprefix(PREFIX)
-    asked = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
     if id.endswith(_ITEMS):
+        asked = read_query(query, ("limit", "order", "after"))
         return msgspec.json.encode(_items(store, id.removesuffix(_ITEMS), asked))
     if method == "DELETE":
-        _only(asked, ())
+        read_query(query, ())
         store.delete(id)
         return msgspec.json.encode({"id": id, "object": "response", "deleted": True})
+    asked = read_query(query, ("stream", "starting_after"))
     if asked.get("stream", "false") != "false" or "starting_after" in asked:
         raise invalid("stream", "stream: a response that is kept comes whole", code="unsupported_value")
-    _only(asked, ("stream",))
     return msgspec.json.encode(store.get(id).response)
 
 
 def _items(store: Shelf, id: str, asked: dict[str, str]) -> dict[str, Any]:
-    _only(asked, ("limit", "order", "after"))
     limit, order, after = asked.get("limit", "20"), asked.get("order", "desc"), asked.get("after")
     if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= _MOST_ITEMS:
         raise invalid("limit", f"limit is {show(limit)}; it must be an integer from 1 to {_MOST_ITEMS}")
@@ -58,9 +57,3 @@ def _items(store: Shelf, id: str, asked: dict[str, str]) -> dict[str, Any]:
         "last_id": page[-1]["id"] if page else None,
         "has_more": len(page) < len(items),
     }
-
-
-def _only(asked: dict[str, str], known: tuple[str, ...]) -> None:
-    for name in asked:
-        if name not in known:
-            raise ApiError(400, f"unknown query parameter {name:.80}", param=name, code="unknown_parameter")
