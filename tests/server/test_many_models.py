@@ -90,7 +90,9 @@ def test_lists_and_figures_are_by_model(pair: ServerProcess) -> None:
         assert stats["model"] == name and stats["models"] == ["fake", "other"]
         assert stats["max_context_tokens"] == model["max_model_len"]
     assert httpx.get(f"{pair.url}/stats").json()["model"] == "fake"
-    for path in ("/stats?foo=1", "/ready?model=one&x=", "/metrics?model=one", "/v1/models?limit=1"):
+    for path in ("/health?at=now", "/metrics?at=now"):
+        assert httpx.get(pair.url + path).status_code == 200
+    for path in ("/stats?foo=1", "/ready?model=one&x=", "/v1/models?limit=1"):
         refused = httpx.get(pair.url + path)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unknown_parameter"), path
     twice = httpx.get(f"{pair.url}/stats?model=one&model=two")

@@ -40,6 +40,8 @@ from tenfold.server.server_metrics import ServerMetrics
 LONG_BODY = 1 << 14
 """Bytes; a longer body is checked and tokenized in a thread, so that streams do not stand still meanwhile."""
 _OF_A_MODEL = ("/ready", "/stats")
+_FOR_PROBES = frozenset(("/health", "/metrics"))
+"""Whoever watches over many servers may have the same query for all of them."""
 """Take ``?model=NAME``."""
 _LONG_THREADS = 2
 """Each may hold Python's lock for some milliseconds when the event loop wants it: few, so others wait."""
@@ -113,7 +115,8 @@ class App:
             elif path in self._gets:
                 _check_method(method, ("GET", "HEAD"))
                 asked = None
-                if path not in self._documents:  # whose links may have whatever their sites hang on to them
+                # Links to documents may have whatever their sites hang on to them.
+                if path not in self._documents and path not in _FOR_PROBES:
                     takes = ("model",) if path in _OF_A_MODEL else ()
                     asked = read_query(scope.get("query_string", b""), takes).get("model")
                 status, body, kind = self._gets[path](asked)
