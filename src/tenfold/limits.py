@@ -28,6 +28,10 @@ class PromptTooLong(RequestError):
     """The prompt does not fit the model's context or the engine's memory; a shorter one would."""
 
 
+class BeyondMemory(PromptTooLong):
+    """It has more tokens than the KV memory holds here; where there is more, it may be served."""
+
+
 class Unsupported(RequestError):
     """What is asked for is understood, and not supported."""
 
@@ -101,7 +105,8 @@ def check_prompt(
     *,
     generates: bool = True,
 ) -> None:
-    """Raises RequestError for a prompt that can never be computed, PromptTooLong if that is for its length.
+    """Raises RequestError for a prompt that can never be computed, PromptTooLong if that is for its length:
+    BeyondMemory where it is the KV memory that is too small.
 
     ``output``: tokens generated already, when the request is resumed. ``context`` is the model's, in tokens;
     ``kv_tokens`` are those that the KV memory holds. One that ``generates`` nothing may fill the context.
@@ -121,7 +126,7 @@ def check_prompt(
             "generate. Shorten the prompt",
         )
     if length + output > kv_tokens:
-        raise PromptTooLong(
+        raise BeyondMemory(
             "prompt",
             f"has {length + output} tokens; they do not fit the KV memory, which holds {kv_tokens}. "
             "Shorten the prompt, or give the engine more KV memory",

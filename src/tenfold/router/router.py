@@ -25,7 +25,7 @@ from tenfold.router.base import (
     RouteRequest,
     Silent,
 )
-from tenfold.router.books import Books, InFlight, Ints
+from tenfold.router.books import Books, Bools, InFlight, Ints
 from tenfold.router.cost import Costs, costs
 from tenfold.router.index import PageIndex
 from tenfold.router.policy import Chooser
@@ -193,19 +193,20 @@ class Router:
     # Routing
 
     def route(self, request: RouteRequest, now: float) -> Decision | None:
-        """Chooses a worker and books the request there. None if there is none that takes requests.
+        """Chooses a worker and books the request there. None if there is none that takes requests and has
+        room for this one.
 
         Raises ValueError for a request that is under way already.
         """
         if request.id in self._flights:
             raise ValueError(f"request {request.id!r} is under way already")
-        books = self._books
-        candidates = int(np.count_nonzero(books.usable))
+        among = self._books.usable & self._holds(request.room_tokens)
+        candidates = int(np.count_nonzero(among))
         if not candidates:
             return None
         overlap = self._overlap(request)
         priced = self._price(request, overlap, now)
-        slot = self._chooser.choose(books, priced, overlap)
+        slot = self._chooser.choose(self._books, priced, overlap, among)
         return self._book(request, slot, priced, overlap, candidates, now)
 
     def route_all(
@@ -297,7 +298,15 @@ class Router:
         patience = config.late_floor_s + config.late_factor * max(cost.wait + cost.prefill, step)
         missing = max(request.prompt_tokens - int(overlap[slot]), 1)
         flight = InFlight(
-            slot, request.prompt_tokens, missing, cost.prefill, now, now, patience, now + patience
+            slot,
+            request.prompt_tokens,
+            missing,
+            cost.prefill,
+            now,
+            now,
+            patience,
+            now + patience,
+            room_tokens=request.room_tokens,
         )
         self._books.dispatch(flight, now)
         self._flights[request.id] = flight
@@ -318,6 +327,10 @@ class Router:
         return Decision(
             request.id, worker.name, config.policy, there, best, cost, flight.deadline, candidates
         )
+
+    def _holds(self, tokens: int) -> Bools:
+        """[slots] whose workers have pages for so many tokens."""
+        return self._books.capacity * self.config.page_tokens >= tokens
 
     def _overlap(self, request: RouteRequest) -> Ints:
         """[slots] tokens of a prompt that each worker has. Where a session was last counts for a worker whose

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from tenfold.limits import RequestError
+from tenfold.limits import BeyondMemory, RequestError
 from tenfold.protocol import (
     Abort,
     Chunk,
@@ -132,7 +132,10 @@ class WorkerLoop:
                 self._engine.add(message.request)
                 self._here.add(message.request.id)
             except RequestError as error:
-                self._channel.send(Refused(id=message.request.id, error=str(error), field=error.field))
+                beyond = isinstance(error, BeyondMemory)
+                self._channel.send(
+                    Refused(id=message.request.id, error=str(error), field=error.field, beyond_memory=beyond)
+                )
         elif isinstance(message, Abort):
             self._engine.abort(message.id, message.keep)
         elif isinstance(message, Fetch):
