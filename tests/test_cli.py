@@ -13,11 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import tenfold.llm
 from tenfold.cli import main
+from tenfold.cli.options import Number
 from tenfold.llm import Completion
 from tenfold.llm_input import check_room
 from tenfold.protocol import SamplingParams
@@ -104,6 +106,12 @@ def test_help_needs_nothing_heavy() -> None:
         (["synth", "tiny", "-o", "x", "--seed", str(2**64)], "--seed"),
         (["example-traffic", "-o", "x", "--seed", str(2**64)], "--seed"),
         (["simulate", "--trace", __file__, "--seed", "-1"], "--seed"),
+        (["simulate", "--trace", __file__, "--speedup", "nan"], "--speedup"),
+        (["simulate", "--trace", __file__, "--speedup", "inf"], "--speedup"),
+        (["simulate", "--trace", __file__, "--event-lag", "nan"], "--event-lag"),
+        (["generate", "m", "Hi", "--temperature", "nan"], "--temperature"),
+        (["serve", "m", "--kv-memory", "nan"], "--kv-memory"),
+        (["serve", "m", "--kv-memory", "infGiB"], "--kv-memory"),
         (["train-drafter", "m", "--traffic", "t", "-o", "d", "--held-out", "1"], "--held-out"),
         (["example-traffic"], "--output"),
     ],
@@ -114,6 +122,18 @@ def test_a_wrong_command_line_is_one_clear_error(args: list[str], says: str) -> 
     assert result.exit_code == 2
     assert says in result.output
     assert "Traceback" not in result.output
+
+
+def test_no_option_takes_nan_for_a_number() -> None:
+    """Every option that takes a number with a fraction refuses NaN and infinity; click's own types do not."""
+    commands: list[click.Command] = [main]
+    options: list[click.Parameter] = []
+    while commands:
+        command = commands.pop()
+        commands += command.commands.values() if isinstance(command, click.Group) else ()
+        options += [param for param in command.params if isinstance(param.type, click.types.FloatParamType)]
+    assert len(options) > 5
+    assert [param.name for param in options if not isinstance(param.type, Number)] == []
 
 
 @pytest.mark.parametrize(

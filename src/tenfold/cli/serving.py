@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from tenfold.cli.options import (
+    Number,
     config_of,
     configs_of,
     engine_options,
@@ -201,15 +202,13 @@ def serve(models: tuple[str, ...], as_json: bool, log_level: str, **options: Any
     type=click.IntRange(1),
     help=f"Default: {GENERATE_MAX_TOKENS}, or what the context leaves.",
 )
-@click.option(
-    "--temperature", type=click.FloatRange(0, 2), default=1.0, help="0: always the most likely token."
-)
-@click.option("--top-p", type=float, default=1.0)
+@click.option("--temperature", type=Number(0, 2), default=1.0, help="0: always the most likely token.")
+@click.option("--top-p", type=Number(), default=1.0)
 @click.option("--top-k", type=int, default=0, help="0, or more than the vocabulary has: off.")
-@click.option("--min-p", type=float, default=0.0)
-@click.option("--repetition-penalty", type=float, default=1.0)
-@click.option("--presence-penalty", type=float, default=0.0)
-@click.option("--frequency-penalty", type=float, default=0.0)
+@click.option("--min-p", type=Number(), default=0.0)
+@click.option("--repetition-penalty", type=Number(), default=1.0)
+@click.option("--presence-penalty", type=Number(), default=0.0)
+@click.option("--frequency-penalty", type=Number(), default=0.0)
 @click.option("--seed", type=int, help="The same seed gives the same text. Default: a random one.")
 @click.option("--stop", multiple=True, help="Text that ends the answer; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on where the model would end.")

@@ -49,7 +49,8 @@ class _Worker:
         self.heard = now
         self.silent = False
         self.draining = False
-        self.flights: set[str] = set()
+        self.flights: dict[str, None] = {}
+        """Requests there, in the order they were routed."""
         self.moved = now
         """When it last made progress with anything."""
         self.steps = 0
@@ -100,7 +101,7 @@ class Router:
         known = self._workers.pop(worker, None)
         if known is None:
             return ()
-        lost = tuple(request for request in self._flights if request in known.flights)
+        lost = tuple(known.flights)
         for request in lost:
             del self._flights[request]
         self._streams.close(known.slot)
@@ -310,7 +311,7 @@ class Router:
         )
         self._books.dispatch(flight, now)
         self._flights[request.id] = flight
-        worker.flights.add(request.id)
+        worker.flights[request.id] = None
         if request.session is not None:
             self._sessions[request.session] = (worker.name, request.prompt_tokens)
             self._sessions.move_to_end(request.session)
@@ -384,6 +385,6 @@ class Router:
     def _forget(self, request: str, now: float) -> InFlight | None:
         flight = self._flights.pop(request, None)
         if flight is not None:
-            self._by_slot[flight.slot].flights.remove(request)
+            del self._by_slot[flight.slot].flights[request]
             self._books.finished(flight, now)
         return flight

@@ -148,7 +148,7 @@ class SplitRouter(Router):
         )
         self._books.reserve(reserved)
         self._flights[request + _RESERVED] = reserved
-        worker.flights.add(request + _RESERVED)
+        worker.flights[request + _RESERVED] = None
         self._taken[request] = worker.name
         return worker.name
 
@@ -183,7 +183,7 @@ class SplitRouter(Router):
         )
         self._books.dispatch(taken_over, now)
         self._flights[request] = taken_over
-        worker.flights.add(request)
+        worker.flights[request] = None
         self.counts.routed += 1
         return worker.name
 
