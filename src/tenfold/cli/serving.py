@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from functools import partial
@@ -20,6 +21,7 @@ from tenfold.cli.options import (
     short,
     speculation_options,
 )
+from tenfold.cli.signals import ends_quietly
 from tenfold.config import LOG_FORMATS, REASONING_FORMATS, TOOL_FORMATS, ServerPlan
 from tenfold.router.policies import POLICIES
 
@@ -135,6 +137,7 @@ GENERATE_MAX_TOKENS = 512
     "tenfold[otel].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved plan as JSON.")
+@ends_quietly(signal.SIGHUP)
 def serve(models: tuple[str, ...], as_json: bool, log_level: str, **options: Any) -> None:
     """Serve one MODEL or several over HTTP, with OpenAI's and Anthropic's APIs.
 

@@ -8,7 +8,9 @@ import click
 from msgspec.structs import replace
 
 from tenfold.cli.options import config_of, engine_options, kv_options, speculation_options
+from tenfold.cli.signals import ends_quietly
 from tenfold.cluster.options import ROLES
+from tenfold.config import ServeConfig
 
 
 @click.command()
@@ -110,7 +112,11 @@ def worker(
         raise click.UsageError("say whom to work for, with --join HOST:PORT")
     if secret_file is None:
         raise click.UsageError("--join needs --secret-file FILE, with the secret that the front has too")
-    config = config_of(model, options)
+    _join(config_of(model, options), join, secret_file, name)
+
+
+@ends_quietly()
+def _join(config: ServeConfig, join: str, secret_file: str, name: str | None) -> None:
     import logging
     import sys
 
@@ -119,7 +125,7 @@ def worker(
     from tenfold.worker.loop import JoinRefused
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s worker: %(message)s")
-    settings = replace(config.engine_settings(str(locate(model))), routed=True)
+    settings = replace(config.engine_settings(str(locate(config.model))), routed=True)
     try:
         work(settings, Joining.of(join, secret_file, name))
     except JoinRefused as error:

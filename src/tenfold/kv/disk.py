@@ -7,10 +7,10 @@
     grows
 
 A segment has its full length from the start (a hole), so that all files together are never more than the tier
-may have, however many processes write; what is more than that, left by a tier that might have more, goes when
-the next is opened. A segment is cut to what it holds when it is full, when its process ends in order, or, after a
-crash, by whoever opens the tier next. Room is made by deleting the segments unused for longest, of whatever
-identity, that nobody writes: those who still read one keep it open.
+may have, however many processes write; what is more than that, left by a tier that might have more, goes
+when the next is opened. A segment is cut to what it holds when it is full, when its process ends in order,
+or, after a crash, by whoever opens the tier next. Room is made by deleting the segments unused for longest,
+of whatever identity, that nobody writes: those who still read one keep it open.
 
 No file is trusted: what is torn, cut, overwritten or gone is a miss. Nothing is flushed to the device: what a
 crash of the system takes is found missing by its checksum.
