@@ -82,6 +82,7 @@ def worker(
       tenfold worker smollm2 --join 10.0.0.1:7001 --secret-file secret              (here)
       tenfold worker smollm2 --cluster dynamo --etcd http://10.0.0.1:2379 --address 10.0.0.2
 
+    With less KV memory than others this worker gets the requests that fit it.
     The front must have the same model file, number formats and Tenfold. A front that is away is tried
     again and again. Ctrl-C or SIGTERM: requests here may end, or go on elsewhere; then this ends. What the
     two say is authenticated and not encrypted: use a network of your own, or a tunnel. In a cluster nothing
