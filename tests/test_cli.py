@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from click.testing import CliRunner
 
 import tenfold.llm
 from tenfold.cli import main
-from tenfold.cli.options import config_of
+from tenfold.cli.options import Number, config_of
 from tenfold.llm import Completion
 from tenfold.llm_input import check_room
 from tenfold.protocol import SamplingParams
@@ -120,6 +121,14 @@ def test_help_needs_nothing_heavy() -> None:
         (["serve", "m", "--name", "a\tb"], "--name is 'a\\tb'; it must be"),
         (["serve", "smollm2", "--cors-origin", "*"], "--cors-origin: '*' is not an origin"),
         (["serve", "smollm2", "--cors-origin", "ftp://x"], "--cors-origin: 'ftp://x' is not an origin"),
+        (
+            ["serve", "smollm2", "--accept-workers", "127.0.0.1:0", "--secret-file", "/nowhere"],
+            "--secret-file /nowhere: cannot be read (No such file",
+        ),
+        (
+            ["worker", "smollm2", "--join", "127.0.0.1:1", "--secret-file", "/dev/null"],
+            "--secret-file /dev/null: not a regular file",
+        ),
         (["serve", "smollm2", "--api-key-file", "/nowhere"], "--api-key-file /nowhere: cannot be read"),
         (["serve", "smollm2", "--api-key-file", "/dev/null"], "--api-key-file /dev/null: not a regular file"),
         (["serve", "smollm2", "--otlp-endpoint", "x"], "--otlp-endpoint is 'x'"),
@@ -140,6 +149,12 @@ def test_help_needs_nothing_heavy() -> None:
         (["example-traffic", "-o", "x", "--seed", str(2**64)], "--seed"),
         (["simulate", "--trace", __file__, "--seed", "-1"], "--seed"),
         (["train-drafter", "m", "--traffic", __file__, "-o", "d", "--held-out", "1"], "--held-out"),
+        (["simulate", "--trace", __file__, "--speedup", "nan"], "--speedup"),
+        (["simulate", "--trace", __file__, "--speedup", "inf"], "--speedup"),
+        (["simulate", "--trace", __file__, "--event-lag", "nan"], "--event-lag"),
+        (["generate", "m", "Hi", "--temperature", "nan"], "--temperature"),
+        (["serve", "m", "--kv-memory", "nan"], "--kv-memory"),
+        (["serve", "m", "--kv-memory", "infGiB"], "--kv-memory"),
         (["example-traffic"], "--output"),
     ],
 )
@@ -149,6 +164,45 @@ def test_a_wrong_command_line_is_one_clear_error(args: list[str], says: str) -> 
     assert result.exit_code == 2
     assert says in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_a_signal_before_anything_is_served_ends_in_order(command: str, number: int, tmp_path: Path) -> None:
+    """Promise: while a command that serves still imports or looks for its model, Ctrl-C or SIGTERM ends it
+    with exit code 0 and without a traceback; a SIGHUP for `serve` is no end."""
+    looking = (
+        "import time, tenfold.checkpoint.locate as module\n"
+        "module.locate = lambda model: (print('looking', flush=True), time.sleep(300))\n"
+        "from tenfold.cli import main\nmain()"
+    )
+    joins = ["--join", "127.0.0.1:1", "--secret-file", "s"] if command == "worker" else []
+    process = subprocess.Popen(
+        [sys.executable, "-c", looking, command, "m", *joins],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "looking\n"
+        if command == "serve":
+            process.send_signal(signal.SIGHUP)
+        process.send_signal(number)
+        output, error = process.communicate(timeout=120)
+    assert (process.returncode, output, error) == (0, "", "")
+
+
+def test_no_option_takes_nan_for_a_number() -> None:
+    """Every option that takes a number with a fraction refuses NaN and infinity; click's own types do not."""
+    commands: list[click.Command] = [main]
+    options: list[click.Parameter] = []
+    while commands:
+        command = commands.pop()
+        commands += command.commands.values() if isinstance(command, click.Group) else ()
+        options += [param for param in command.params if isinstance(param.type, click.types.FloatParamType)]
+    assert len(options) > 5
+    assert [param.name for param in options if not isinstance(param.type, Number)] == []
 
 
 @pytest.mark.parametrize(
@@ -330,7 +384,7 @@ def test_a_worker_must_know_whom_to_join_and_by_which_secret(tmp_path: Path) -> 
         (["--join", "10.0.0.1:7001"], 2, "--secret-file FILE"),
         (["--join", "10.0.0.1", "--secret-file", str(secret)], 2, "write it like 10.0.0.1:7001"),
         (["--join", "10.0.0.1:7001", "--secret-file", str(secret)], 2, "has 5 characters"),
-        (["--join", "10.0.0.1:7001", "--secret-file", str(tmp_path / "none")], 1, "none"),
+        (["--join", "10.0.0.1:7001", "--secret-file", str(tmp_path / "none")], 2, "--secret-file /"),
         (["--join", "h:1", "--secret-file", str(secret), "--name", "a b"], 2, "--name is 'a b'"),
     ):
         result = run(*command, *more)

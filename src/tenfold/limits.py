@@ -35,6 +35,10 @@ class PromptTooLong(RequestError):
         super().__init__(field, f"is too long: it {problem}")
 
 
+class BeyondMemory(PromptTooLong):
+    """It has more tokens than the KV memory holds here; where there is more, it may be served."""
+
+
 class Unsupported(RequestError):
     """What is asked for is understood, and not supported."""
 
@@ -119,7 +123,8 @@ def check_prompt(
     *,
     generates: bool = True,
 ) -> None:
-    """Raises RequestError for a prompt that can never be computed, PromptTooLong if that is for its length.
+    """Raises RequestError for a prompt that can never be computed, PromptTooLong if that is for its length:
+    BeyondMemory where it is the KV memory that is too small.
 
     ``output``: tokens generated already, when the request is resumed. ``context`` is the model's, in tokens;
     ``kv_tokens`` are those that the KV memory holds. One that ``generates`` nothing may fill the context.
@@ -139,7 +144,7 @@ def check_prompt(
             "generate. Shorten the prompt",
         )
     if length + output > kv_tokens:
-        raise PromptTooLong(
+        raise BeyondMemory(
             "prompt",
             f"has {length + output} tokens; they do not fit the KV memory, which holds {kv_tokens}. "
             "Shorten the prompt, or give the engine more KV memory",

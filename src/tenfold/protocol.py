@@ -116,6 +116,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     request's own fault."""
     cached_tokens: int | None = None
     """Prompt tokens that were not computed anew; in the first chunk."""
+    beyond_memory: bool = False
+    """For finish ``error``: its tokens fill all KV memory of this worker; one that has more may go on."""
     handoff: dict[str, Any] | None = None
     """Of a request that is ``prefill_only``: what another worker's `Request` must have to take over its
     pages. It comes when the request begins to run, and holds from then on; again in the last chunk, when all
@@ -492,12 +494,15 @@ class Pages(FromWorker, frozen=True, kw_only=True):
 
 
 class Refused(FromWorker, frozen=True, kw_only=True):
-    """The engine does not accept a request; it is the request's fault. Terminal for it."""
+    """The engine does not accept a request; it is the request's fault, unless it is ``beyond_memory``.
+    Terminal for it."""
 
     id: str
     error: str
     field: str
     """Of the request, as clients write it: what the error is about."""
+    beyond_memory: bool = False
+    """It has more tokens than this worker's KV memory holds; one that has more may take it."""
 
 
 class Failed(FromWorker, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from tenfold.backends.base import StepBatch, StepOutput
 from tenfold.engine.engine import Engine
 from tenfold.engine.limits import EngineConfig
 from tenfold.kv.pages import IntegrityError
-from tenfold.limits import RequestError
+from tenfold.limits import BeyondMemory, RequestError
 from tenfold.protocol import Request
 from tests.helpers.fake_program import FakeProgram
 from tests.helpers.requests import Outcome, request, run
@@ -326,6 +326,24 @@ def test_a_request_that_outgrows_the_memory_ends_with_an_error() -> None:
     assert len(outcomes["big"].tokens) == 64 - 20 + 1
     assert outcomes["big"].tokens == alone(big, kv_pages=4).tokens
     assert outcomes["small"].tokens == alone(small).tokens
+
+
+def test_what_is_too_much_for_this_memory_is_told_from_other_faults() -> None:
+    """Promise: a request that outgrows the KV memory here, or is too long for it from the start, says that a
+    larger one may serve it; one that is too long for the model does not."""
+    engine = Engine(FakeProgram(kv_pages=4, max_context=200))
+    engine.add(request("big", LONG[:60], max_tokens=100, ignore_eos=True))
+    chunks = []
+    while engine.has_work:
+        chunks += engine.step()
+    assert [chunk.beyond_memory for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1].finish == "error" and chunks[-1].tokens == ()
+    assert len([token for chunk in chunks for token in chunk.tokens]) == 5  # page by page, to the last row
+    with pytest.raises(BeyondMemory, match="do not fit the KV memory"):
+        engine.add(request("long", LONG[:65]))
+    with pytest.raises(RequestError, match="the model's context is 200") as caught:
+        engine.add(request("too long", LONG[:200]))
+    assert not isinstance(caught.value, BeyondMemory)
 
 
 def test_a_failing_step_ends_its_requests_and_no_others() -> None:

@@ -14,8 +14,10 @@ from typing import Any
 
 import msgspec
 
+from tenfold.config import PAGE_ROWS
+from tenfold.engine.scheduler import FULL
 from tenfold.kv.news import PageNews
-from tenfold.limits import RequestError
+from tenfold.limits import RequestError, check_prompt
 from tenfold.protocol import (
     Chunk,
     EngineSettings,
@@ -101,6 +103,14 @@ class FakeEngine:
     def add(self, request: Request) -> None:
         if REFUSED in request.prompt:
             raise RequestError("prompt", f"has the token {REFUSED}, which this engine refuses")
+        check_prompt(
+            request.prompt,
+            len(request.output),
+            VOCAB,
+            self._config.max_context,
+            self._config.kv_pages * PAGE_ROWS,
+            generates=request.pooling is None,
+        )
         self._prompt += len(request.prompt)
         self._waiting.append(request)
 
@@ -154,6 +164,10 @@ class FakeEngine:
             cached = len(request.prompt) // 16 * 16
             self._cached += cached
         position = len(request.prompt) + len(output)
+        if position > self._config.kv_pages * PAGE_ROWS:
+            del self._running[request.id]
+            self._started.discard(request.id)
+            return Chunk(id=request.id, finish="error", error=FULL, beyond_memory=True)
         token = token_at(request.prompt, params.seed, position)
         script = self._script(request.prompt)
         if script is not None:

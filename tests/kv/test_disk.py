@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -283,6 +284,41 @@ def test_identities_share_room_and_nothing_else(tmp_path: Path) -> None:
     assert youngest.exists()
     assert new.used_bytes() <= SIZE
     new.close()
+
+
+def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
+    """Promise: a named pipe, a folder or a dangling link by the name of a segment keeps nobody waiting, and
+    nothing from being found and stored."""
+    with closing(DiskTier(tmp_path, "a", PAGE, SIZE)) as tier:
+        store(tier, "", chain(0, 1), 0, 1)
+    os.mkfifo(tmp_path / "a" / "00000000000000ae.kv")
+    (tmp_path / "a" / "00000000000000af.kv").mkdir()
+    (tmp_path / "a" / "00000000000000b0.kv").symlink_to(tmp_path / "nothing")
+    with closing(DiskTier(tmp_path, "a", PAGE, SIZE)) as tier:
+        tier.refresh()
+        assert fetch(tier, "", chain(0, 1)) == content("", chain(0, 1))
+        for seed in range(1, 80):
+            assert store(tier, "", chain(seed, 1), 0, 1)
+        assert tier.used_bytes() <= SIZE
+
+
+def test_a_size_holds_from_the_opening_on(tmp_path: Path) -> None:
+    """Promise: a tier that is opened with less than is there deletes what was unused for longest, at once;
+    what others write is left to them."""
+    with closing(DiskTier(tmp_path, "a", PAGE, SIZE)) as tier:
+        for seed in range(400):
+            store(tier, "", chain(seed, 1), 0, 1)
+        before = tier.used_bytes()
+    assert before > SIZE // 2
+    with closing(DiskTier(tmp_path, "b", PAGE, SIZE // 2)) as tier:
+        assert SIZE // 4 < tier.used_bytes() <= SIZE // 2
+    with closing(DiskTier(tmp_path, "a", PAGE, SIZE // 2)) as tier:
+        tier.refresh()
+        assert fetch(tier, "", chain(399, 1)) == content("", chain(399, 1))
+        assert fetch(tier, "", chain(0, 1)) is None
+        store(tier, "", chain(400, 1), 0, 1)
+        with closing(DiskTier(tmp_path, "a", PAGE, 1)) as other:
+            assert other.used_bytes() == tier.segment_bytes
 
 
 def test_a_tier_that_others_fill_says_so(tmp_path: Path) -> None:

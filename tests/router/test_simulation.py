@@ -1,8 +1,12 @@
 """The router in simulation: nothing is lost, whatever happens."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -36,6 +40,19 @@ def conversations(seed: int, count: int, seconds: float) -> list[TraceRequest]:
         if len(talk) > 40:
             del talk[1:]
     return requests
+
+
+def trace_lines(count: int, apart_ms: int) -> list[dict[str, Any]]:
+    """Of a trace file."""
+    return [
+        {
+            "timestamp": apart_ms * n,
+            "input_length": 1500 + n % 30,
+            "output_length": 20,
+            "hash_ids": [0, n % 3 + 1, n + 10],
+        }
+        for n in range(count)
+    ]
 
 
 def simulate(
@@ -115,6 +132,63 @@ def test_the_same_seed_gives_the_same_run(prefill: int) -> None:
     assert one.outcomes == other.outcomes and one.gaps == other.gaps and one.routed == other.routed
 
 
+def test_other_processes_give_the_same_figures(tmp_path: Path) -> None:
+    """Promise: the same in any process: nothing depends on how Python hashes names. Only what a decision took
+    is measured."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, trace_lines(60, 300))))
+    command = ["simulate", "--trace", str(path), "--workers", "6", "--faults", "30", "--seed", "5", "--json"]
+    found = []
+    for seed in ("1", "2"):
+        told = subprocess.run(
+            [sys.executable, "-c", "from tenfold.cli import main; main()", *command],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        found.append(json.loads(told.stdout))
+        del found[-1]["decision_us"]
+    assert found[0] == found[1]
+
+
+def test_time_in_which_nothing_happens_costs_nothing(tmp_path: Path) -> None:
+    """Promise: a trace may count its milliseconds from anywhere, and years may lie between two requests, with
+    faults among them."""
+    path = tmp_path / "trace.jsonl"
+    lines = trace_lines(20, 1000)
+    for number, line in enumerate(lines):
+        line["timestamp"] += 1_733_000_000_000 + 10**11 * (number // 5)
+    path.write_text("\n".join(map(json.dumps, lines)))
+    command = ["simulate", "--trace", str(path), "--workers", "2", "--faults", "10", "--json"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.output)
+    assert (figures["finished"], figures["trace_s"]) == (20, 3e8 + 19)
+
+
+@pytest.mark.parametrize(
+    ("last", "options", "code", "says"),
+    [
+        (1e300, [], 1, "lasts 1e+297 s"),
+        (1e5, ["--speedup", "1e-300"], 2, "--speedup"),
+        (-1, [], 1, "line 20: lengths must be at least 1 and the timestamp at least 0"),
+        (1e5, ["--page-tokens", "60"], 2, "--page-tokens"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said(
+    tmp_path: Path, last: float, options: list[str], code: int, says: str
+) -> None:
+    """Promise: a trace that is at fault ends with exit code 1, an option with 2, each with the reason."""
+    path = tmp_path / "trace.jsonl"
+    lines = trace_lines(20, 1000)
+    lines[-1]["timestamp"] = last
+    path.write_text("\n".join(map(json.dumps, lines)))
+    result = CliRunner().invoke(main, ["simulate", "--trace", str(path), *options])
+    assert (result.exit_code, says in result.output) == (code, True), result.output
+    assert "Usage:" not in result.output or code == 2
+
+
 def test_cache_aware_beats_the_others() -> None:
     """Promise: on conversations the default policy finds more and answers sooner than any other."""
     means, found = {}, {}
@@ -130,16 +204,7 @@ def test_the_command_prints_what_was_measured(tmp_path: Path) -> None:
     """Promise: `tenfold simulate --json` prints one object with reuse, ideals, latencies and balance, and of
     what trace."""
     path = tmp_path / "trace.jsonl"
-    lines = [
-        {
-            "timestamp": 1000 * n,
-            "input_length": 1500 + n,
-            "output_length": 20,
-            "hash_ids": [0, n % 3 + 1, n + 10],
-        }
-        for n in range(20)
-    ]
-    path.write_text("\n".join(json.dumps(line) for line in lines))
+    path.write_text("\n".join(map(json.dumps, trace_lines(20, 1000))))
     result = CliRunner().invoke(
         main, ["simulate", "--trace", str(path), "--workers", "2", "--faults", "3", "--json"]
     )

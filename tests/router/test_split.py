@@ -66,6 +66,40 @@ def test_a_long_prompt_beside_streams_is_split_and_a_short_one_is_not() -> None:
     made.check()
 
 
+def test_each_part_of_a_request_goes_where_it_fits() -> None:
+    """Promise: a prefill worker needs room for the prompt, a decode worker for all of it, whichever way it is
+    split or not; where nobody has that, nobody gets it."""
+    made = router(prefill=2, decode=2)
+    for name in ("p0", "d0"):
+        made.remove_worker(name)
+        made.add_worker(name, 100, 0.0)
+    for name in ("p1", "d1"):
+        made.remove_worker(name)
+        made.add_worker(name, 300, 0.0)
+
+    def go(id: str, tokens: int, room: int) -> Decision | None:
+        return made.route(RouteRequest(id, tuple(range(tokens // 16)), tokens, room_tokens=room), 0.0)
+
+    for number in range(4):  # also amid streams, when prompts go to prefill workers
+        for n in range(6):
+            made.route(RouteRequest(f"stream {number} {n}", (), 32), 0.0)
+            made.on_prefill_done(f"stream {number} {n}", 0.0)
+        split, whole = go(f"split {number}", 1500, 4000), go(f"whole {number}", 2000, 4800)
+        for decision, id in ((split, f"split {number}"), (whole, f"whole {number}")):
+            assert decision is not None and decision.choice is not None
+            if decision.choice.split:
+                assert id.startswith("split") or decision.worker == "p1"
+                assert made.take(id, 0.0) == "d1"
+                assert made.hand_over(id, 0.0) == "d1"
+            else:
+                assert decision.worker == "d1"
+    assert go("nobody", 1500, 4801) is None
+    made.remove_worker("d1")
+    alone = go("alone", 1500, 4000)
+    assert alone is not None and alone.worker == "p1"  # the decode worker that is left is too small
+    made.check()
+
+
 def test_what_is_cached_where_it_decodes_stays() -> None:
     """Promise: a conversation goes on where its pages are, unless what is new is long."""
     made = router()

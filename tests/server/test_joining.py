@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tenfold.server.gate import MOST_OF_ADDRESS, TELL_S
 from tests.helpers import expected
 from tests.helpers.fake_engine import FakeConfig
 from tests.helpers.joining_process import SECRET, JoiningWorker, Wire, free_port, joining_worker
@@ -360,6 +361,23 @@ def test_strangers_cost_little(shared: tuple[Place, ServerProcess]) -> None:
     assert server.metric('tenfold_workers_turned_away_total{reason="secret"}') >= 5
     worker.signal(signal.SIGTERM)
     assert worker.end() == 0
+
+
+def test_many_strangers_keep_no_worker_waiting(place: Place) -> None:
+    """Promise: of a hundred connections of one address that say nothing all but a few are hung up on at once,
+    with a line a minute in the log; a worker of that very address joins meanwhile."""
+    server = place.front(workers=1)
+    began = time.monotonic()
+    with ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", place.port))) for _ in range(100)
+        ]
+        turned_away = 'tenfold_workers_turned_away_total{reason="secret"}'
+        wait_for(lambda: server.metric(turned_away) >= len(strangers) - MOST_OF_ADDRESS, 60)
+        place.worker(name="quick")
+        wait_for(up(server, "w0", "quick"), 60)
+        lines = server.log.read_text().count("is turned away")
+        assert 1 <= lines <= 1 + (time.monotonic() - began) / TELL_S
 
 
 def _read(sock: socket.socket) -> bytes:

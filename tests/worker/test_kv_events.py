@@ -18,6 +18,7 @@ from tenfold.kv.cache import KVCache
 from tenfold.kv.wire_news import WireEvent, WireNews
 from tenfold.protocol import EngineSettings, Request, SamplingParams
 from tenfold.router.names import page_names
+from tenfold.worker import kv_events
 from tenfold.worker.build import build_engine
 from tenfold.worker.kv_events import KVEventPublisher, address_of_rank
 from tests.helpers.fake_program import FakeProgram
@@ -202,6 +203,41 @@ def test_batches_are_numbered_and_a_gap_can_be_replayed() -> None:
         for _, batch in [*missed, *live]:
             reader.apply(batch)
         assert set(reader.blocks) == {name for prompt in prompts for name in page_names(prompt, 16)}
+
+
+def test_all_that_is_kept_can_be_replayed_at_once() -> None:
+    """Promise: of thousands of batches, more than ZeroMQ queues by itself, none is left out, also for who
+    asks twice before he reads."""
+    count = 9000
+    with publishing() as (publisher, _, replay):
+        for _ in range(count):
+            publisher.publish([])
+        # Another thread takes them in: who asks at once gets those that are there, and the end.
+        while len(heard := [number for number, _ in replayed(replay, 0)]) < count:
+            assert heard == list(range(len(heard)))
+        assert heard == list(range(count))
+        with connected(zmq.DEALER, replay) as sock:
+            for _ in range(2):
+                sock.send_multipart((b"", (0).to_bytes(8, "big")))
+            heard = [
+                int.from_bytes(sock.recv_multipart()[1], "big", signed=True) for _ in range(2 * (count + 1))
+            ]
+        assert heard == 2 * [*range(count), -1]
+
+
+def test_what_does_not_fit_is_never_left_out_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise: who does not read what he asked for gets the beginning, without a gap, and the end only behind
+    all of it."""
+    monkeypatch.setattr(kv_events, "MOST_UNREAD", 5)
+    with publishing() as (publisher, _, replay):
+        for _ in range(3000):
+            publisher.publish([])
+        with connected(zmq.DEALER, replay) as sock:
+            sock.send_multipart((b"", (0).to_bytes(8, "big")))
+            heard = []
+            while sock.poll(1000):
+                heard.append(int.from_bytes(sock.recv_multipart()[1], "big", signed=True))
+        assert heard == list(range(len(heard))) or heard == [*range(3000), -1]
 
 
 def test_what_is_no_request_for_events_does_no_harm() -> None:

@@ -174,6 +174,19 @@ def test_a_refused_request_is_answered_and_harms_nobody(front: Front) -> None:
     assert [chunk.id for chunk in message.chunks] == ["good"]
 
 
+def test_a_request_too_large_for_this_worker_says_so() -> None:
+    """Promise: the front learns that a larger worker may take it."""
+    front = Front(FakeConfig(kv_pages=2))
+    try:
+        front.say(request("long", 3, tuple(range(1, 40))))
+        while not isinstance(message := front.hear(), Refused):
+            pass
+        assert (message.id, message.field, message.beyond_memory) == ("long", "prompt", True)
+    finally:
+        front.socket.close()
+        front.thread.join(10)
+
+
 def test_an_aborted_request_yields_nothing_more(front: Front) -> None:
     """After Abort the engine is idle again, long before the request's own end; an unknown id does no harm."""
     front.hear()

@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 
 TRACE_BLOCK = 512
+MOST_S = 1e10
+"""Of a trace: beyond some three hundred years seconds lose the digits that a step takes."""
 
 
 class TraceError(ValueError):
@@ -31,7 +33,7 @@ class TraceRequest(msgspec.Struct, frozen=True):
     """A request of a trace."""
 
     arrival: float
-    """Seconds after the start."""
+    """Seconds after the first request."""
     prompt_tokens: int
     output_tokens: int
     names: tuple[int, ...]
@@ -40,6 +42,7 @@ class TraceRequest(msgspec.Struct, frozen=True):
 
 def read_trace(path: Path, page_tokens: int, limit: int | None = None) -> list[TraceRequest]:
     """The requests of a trace file, by time, with pages of ``page_tokens`` tokens (which must divide 512).
+    Its times may count from anywhere: those that come back count from the first request.
 
     Raises TraceError, with the line, for what is no trace; OSError if there is no file.
     """
@@ -47,10 +50,20 @@ def read_trace(path: Path, page_tokens: int, limit: int | None = None) -> list[T
         raise TraceError(
             f"page_tokens must divide {TRACE_BLOCK}, the tokens of a trace's block, not {page_tokens}"
         )
-    requests = [_request(line, page_tokens) for line in _lines(path, limit)]
-    if not requests:
+    lines = sorted(_lines(path, limit), key=lambda line: line.timestamp)
+    if not lines:
         raise TraceError(f"{path} has no requests")
-    return sorted(requests, key=lambda request: request.arrival)
+    first = lines[0].timestamp
+    check_length((lines[-1].timestamp - first) / 1000, str(path))
+    return [_request(line, first, page_tokens) for line in lines]
+
+
+def check_length(seconds: float, what: str) -> None:
+    """Raises TraceError for a trace that lasts too long to be simulated."""
+    if not seconds <= MOST_S:
+        raise TraceError(
+            f"{what} lasts {seconds:g} s from its first request to its last; the most is {MOST_S:g} s"
+        )
 
 
 def _lines(path: Path, limit: int | None) -> Iterator[TraceLine]:
@@ -82,11 +95,11 @@ def _lines(path: Path, limit: int | None) -> Iterator[TraceLine]:
             yield line
 
 
-def _request(line: TraceLine, page_tokens: int) -> TraceRequest:
+def _request(line: TraceLine, first: float, page_tokens: int) -> TraceRequest:
     parts = TRACE_BLOCK // page_tokens
     names = [block * parts + part for block in line.hash_ids for part in range(parts)]
     return TraceRequest(
-        line.timestamp / 1000,
+        (line.timestamp - first) / 1000,
         line.input_length,
         line.output_length,
         tuple(names[: line.input_length // page_tokens]),

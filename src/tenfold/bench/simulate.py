@@ -26,7 +26,7 @@ from tenfold.router.split import SplitRouter
 _ARRIVE, _ROUTE, _START, _STEP, _LATER = range(5)
 """What comes first at one moment."""
 _SETTLE_S = 30.0
-"""After the last request: time for lost events to be noticed and healed."""
+"""After a request or a fault: time for lost events to be noticed and healed."""
 
 
 class Simulation:
@@ -40,6 +40,8 @@ class Simulation:
         self._pushed = 0
         self._processes: dict[str, Process] = {}
         self._unended = len(trace)
+        self._under_way = 0
+        """Requests that have arrived and not ended."""
         self._pending: list[int] = []
         """Requests that no worker takes."""
         self._to_route: list[int] = []
@@ -69,6 +71,7 @@ class Simulation:
     # The front
 
     def _arrive(self, number: int) -> None:
+        self._under_way += 1
         self._at(self.now + self.config.deadline_s, _LATER, self._expire, number)
         self._dispatch(number)
 
@@ -178,9 +181,12 @@ class Simulation:
         outcome.ended = how
         outcome.worker = None
         self._unended -= 1
+        self._under_way -= 1
         self.run_.seconds = self.now
-        if not self._unended:
-            self._settle_until = self.now + _SETTLE_S
+        self._settle(0.0)
+
+    def _settle(self, seconds: float) -> None:
+        self._settle_until = max(self._settle_until, self.now + seconds + _SETTLE_S)
 
     # Workers
 
@@ -289,8 +295,12 @@ class Simulation:
         if router.next_tick() <= self.now:
             raise SimulationError(f"at {self.now:.3f} s something is waited for beyond its deadline")
         self._retry_pending()
-        if self._unended or self.now < self._settle_until:
-            self._at(self.now + self.config.heartbeat_s, _LATER, self._heartbeat)
+        due = self.now + self.config.heartbeat_s
+        if self._under_way or self.now < self._settle_until:
+            self._at(due, _LATER, self._heartbeat)
+        elif self._unended:
+            # Nobody waits, and nothing is to be healed: on to when something happens again.
+            self._at(max(due, self._queue[0][0]), _LATER, self._heartbeat)
 
     def _resync(self, name: str) -> None:
         process = self._processes.get(name)
@@ -301,6 +311,8 @@ class Simulation:
     # Faults
 
     def _fault(self, fault: Fault) -> None:
+        if self._unended:
+            self._settle(fault.seconds)
         if fault.kind == "restart-router":
             self._restart_router()
             return
@@ -338,7 +350,7 @@ class Simulation:
     def _restart_router(self) -> None:
         """The router forgets everything; the front tells it of the workers and of the requests on them."""
         router = self._new_router()
-        known = set(self.run_.router.workers())
+        known = self.run_.router.workers()
         self.run_.router = router
         for name in known:
             router.add_worker(name, self.config.pages, self.now, empty=False)

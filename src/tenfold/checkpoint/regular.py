@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import BinaryIO
@@ -12,13 +13,11 @@ from tenfold.checkpoint.base import CheckpointError
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """The file at ``path``, for reading. Raises CheckpointError if it is none or cannot be read."""
     try:
-        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
+        return open(path, "rb", opener=descriptor)
+    except NotRegular:
+        raise CheckpointError(f"{os.fspath(path)}: not a regular file") from None
     except OSError as error:
         raise CheckpointError(f"{os.fspath(path)}: cannot be read ({error.strerror})") from error
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise CheckpointError(f"{os.fspath(path)}: not a regular file")
-    return file
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
@@ -30,5 +29,14 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
             raise CheckpointError(f"{os.fspath(path)}: cannot be read ({error.strerror})") from error
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # of no effect on a regular file
+class NotRegular(OSError):
+    """There is something at this path, and no regular file."""
+
+
+def descriptor(path: str | os.PathLike[str], flags: int) -> int:
+    """The open file at ``path``. Raises OSError, NotRegular among them."""
+    file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # of no effect on a regular file
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise NotRegular(errno.EINVAL, "not a regular file", os.fspath(path))
+    return file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -19,6 +20,17 @@ MAX_SEED = 2**64 - 1
 """Of commands that make something at random."""
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Number(click.FloatRange):
+    """A number, perhaps from a range. NaN and infinity are none; click finds NaN in any range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """As click's."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a number that can be reckoned with.", param, ctx)
+        return number
 
 
 def size(value: str) -> int:

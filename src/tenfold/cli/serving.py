@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 import click
 
 from tenfold.cli.options import (
+    Number,
     config_of,
     configs_of,
     engine_options,
@@ -20,6 +22,7 @@ from tenfold.cli.options import (
     speculation_options,
     within,
 )
+from tenfold.cli.signals import ends_quietly
 from tenfold.config import LOG_FORMATS, REASONING_FORMATS, TOOL_FORMATS, ServerPlan
 from tenfold.limits import RANGES
 from tenfold.router.policies import POLICIES
@@ -28,9 +31,9 @@ GENERATE_MAX_TOKENS = 512
 """Of `generate`, unless it is told otherwise: a small model may well go on to its context's end."""
 
 
-def _in_range(parameter: str) -> click.FloatRange:
+def _in_range(parameter: str) -> Number:
     """The numbers that a sampling parameter may be, for its option."""
-    return click.FloatRange(RANGES[parameter].low, RANGES[parameter].high)
+    return Number(RANGES[parameter].low, RANGES[parameter].high)
 
 
 @click.command(short_help="Serve models over OpenAI's and Anthropic's APIs.")
@@ -144,6 +147,7 @@ def _in_range(parameter: str) -> click.FloatRange:
     "tenfold[otel].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved plan as JSON.")
+@ends_quietly(signal.SIGHUP)
 def serve(models: tuple[str, ...], as_json: bool, log_level: str, **options: Any) -> None:
     """Serve one MODEL or several over HTTP, with OpenAI's and Anthropic's APIs.
 
@@ -213,7 +217,7 @@ def serve(models: tuple[str, ...], as_json: bool, log_level: str, **options: Any
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(0, 2),
+    type=Number(0, 2),
     default=1.0,
     help="Divides the logits: higher is more varied. 0: always the most likely token.",
 )

@@ -9,7 +9,7 @@ from typing import get_args
 import click
 
 from tenfold.bench.simulate_cache import Eviction
-from tenfold.cli.options import MAX_SEED, say
+from tenfold.cli.options import MAX_SEED, Number, say
 from tenfold.router.policies import POLICIES, Policy
 
 TRANSFER_TOKEN_S = 128 * 1024 / 10e9
@@ -45,20 +45,17 @@ MAX_WORKERS = 1000
     default="lru",
     help="Which pages workers give up: the least recently used, or first those that nobody came back for.",
 )
-@click.option(
-    "--speedup", type=click.FloatRange(0, min_open=True), default=1.0, help="Of the trace's arrivals."
-)
+@click.option("--speedup", type=Number(0, min_open=True), default=1.0, help="Of the trace's arrivals.")
 @click.option("--requests", type=click.IntRange(1), help="Only the first so many of the trace.")
 @click.option(
     "--seed",
     type=click.IntRange(0, MAX_SEED),
     default=0,
-    help="Of all that is random; the same seed gives the same run.",
+    help="Of all that is random; the same seed gives the same run, and the same figures but for decision_us, "
+    "which is measured.",
 )
 @click.option("--faults", type=click.IntRange(0), default=0, help="Random faults over the trace's time.")
-@click.option(
-    "--event-lag", type=click.FloatRange(0), default=0.0, help="Seconds that news of pages are late."
-)
+@click.option("--event-lag", type=Number(0), default=0.0, help="Seconds that news of pages are late.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def simulate(
     trace: Path,
@@ -91,7 +88,7 @@ def simulate(
     """
     from msgspec.structs import replace
 
-    from tenfold.bench.mooncake import TRACE_BLOCK, TraceError, read_trace
+    from tenfold.bench.mooncake import TRACE_BLOCK, TraceError, check_length, read_trace
     from tenfold.bench.simulate import Simulation
     from tenfold.bench.simulate_base import SimulationConfig
     from tenfold.bench.simulate_faults import random_faults
@@ -106,16 +103,22 @@ def simulate(
     count = prefill + decode if prefill else workers or 8
     if count > MAX_WORKERS:
         raise click.UsageError(f"--prefill and --decode make {count} workers; {MAX_WORKERS} can be simulated")
-    try:
-        read = read_trace(trace, page_tokens, requests)
-    except TraceError as error:
-        raise click.UsageError(str(error)) from None
+    if TRACE_BLOCK % page_tokens:
+        raise click.BadParameter(
+            f"{page_tokens} does not divide {TRACE_BLOCK}, the tokens of a trace's block",
+            param_hint="--page-tokens",
+        )
+    read = read_trace(trace, page_tokens, requests)
     longest = max(request.prompt_tokens + request.output_tokens for request in read)
     if longest > pages * page_tokens:
         raise click.BadParameter(
             f"{pages} pages of {page_tokens} tokens cannot hold the longest request, {longest} tokens",
             param_hint="--pages",
         )
+    try:
+        check_length(read[-1].arrival / speedup, f"the trace at this speed ({speedup:g})")
+    except TraceError as error:
+        raise click.BadParameter(str(error), param_hint="--speedup") from None
     read = [replace(request, arrival=request.arrival / speedup) for request in read]
     config = SimulationConfig(
         timing=mocker_timing(pages * page_tokens),

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tenfold.cli.options import MAX_SEED, NewPath, Stopped, config_of, engine_options, say, within
+from tenfold.cli.options import MAX_SEED, NewPath, Number, Stopped, config_of, engine_options, say, within
 
 TRAFFIC = click.Path(path_type=Path, exists=True, dir_okay=False)
 TRAFFIC_HELP = "Recorded requests: a JSON object a line, the body of a chat completion."
@@ -54,7 +54,7 @@ def example_traffic(output: Path, requests: int, seed: int, force: bool) -> None
 @click.option("--streams", type=within("max_running"), default=16, help="Conversations answered at once.")
 @click.option(
     "--held-out",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=Number(0, 1, min_open=True, max_open=True),
     default=0.15,
     help="Share of each class's conversations, the newest, that nothing is learnt from.",
 )
@@ -116,7 +116,7 @@ def train_drafter(
 @click.option(
     "--newest",
     "share",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Number(0, 1, min_open=True),
     default=0.15,
     help="Share of each class's conversations to replay; 1 for all.",
 )

@@ -8,7 +8,9 @@ import click
 from msgspec.structs import replace
 
 from tenfold.cli.options import config_of, engine_options, kv_options, speculation_options
+from tenfold.cli.signals import ends_quietly
 from tenfold.cluster.options import ROLES
+from tenfold.config import ServeConfig
 
 
 @click.command()
@@ -80,6 +82,7 @@ def worker(
       tenfold worker smollm2 --join 10.0.0.1:7001 --secret-file secret              (here)
       tenfold worker smollm2 --cluster dynamo --etcd http://10.0.0.1:2379 --address 10.0.0.2
 
+    With less KV memory than others this worker gets the requests that fit it.
     The front must have the same model file, number formats and Tenfold. A front that is away is tried
     again and again. Ctrl-C or SIGTERM: requests here may end, or go on elsewhere; then this ends. What the
     two say is authenticated and not encrypted: use a network of your own, or a tunnel. In a cluster nothing
@@ -110,14 +113,18 @@ def worker(
         raise click.UsageError("say whom to work for, with --join HOST:PORT")
     if secret_file is None:
         raise click.UsageError("--join needs --secret-file FILE, with the secret that the front has too")
-    config = config_of(model, options)
+    _join(config_of(model, options), join, secret_file, name)
+
+
+@ends_quietly()
+def _join(config: ServeConfig, join: str, secret_file: str, name: str | None) -> None:
     from tenfold.checkpoint.locate import locate
     from tenfold.log_format import log_to_stderr
     from tenfold.worker.join import Joining, work
     from tenfold.worker.loop import JoinRefused
 
     log_to_stderr("%(asctime)s worker: %(message)s")
-    settings = replace(config.engine_settings(str(locate(model))), routed=True)
+    settings = replace(config.engine_settings(str(locate(config.model))), routed=True)
     try:
         work(settings, Joining.of(join, secret_file, name))
     except JoinRefused as error:

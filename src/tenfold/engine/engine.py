@@ -17,7 +17,7 @@ from tenfold.engine.handover import Handover
 from tenfold.engine.limits import EngineConfig, check_request
 from tenfold.engine.masks import Masks
 from tenfold.engine.pooling import NOT_NUMBERS
-from tenfold.engine.scheduler import Scheduler, Work
+from tenfold.engine.scheduler import FULL, Scheduler, Work
 from tenfold.engine.sequence import Sequence
 from tenfold.engine.speculation import Speculation
 from tenfold.engine.step_times import StepTimes
@@ -190,7 +190,9 @@ class Engine:
         plan = self._scheduler.plan(None if speculation is None else speculation.guess)
         chunks, self._ended = self._ended, []
         for sequence, why in plan.failed:
-            chunks.append(self._end(sequence, "error", why))
+            chunks.append(
+                msgspec.structs.replace(self._end(sequence, "error", why), beyond_memory=why == FULL)
+            )
         if unmasked := dict(self._masks.fill(plan.work)):
             for sequence, why in unmasked.items():
                 constraint = sequence.params.constraint

@@ -7,9 +7,10 @@
     grows
 
 A segment has its full length from the start (a hole), so that all files together are never more than the tier
-may have, however many processes write; it is cut to what it holds when it is full, when its process ends in
-order, or, after a crash, by whoever opens the tier next. Room is made by deleting the segments unused for
-longest, of whatever identity, that nobody writes: those who still read one keep it open.
+may have, however many processes write; what is more than that, left by a tier that might have more, goes
+when the next is opened. A segment is cut to what it holds when it is full, when its process ends in order,
+or, after a crash, by whoever opens the tier next. Room is made by deleting the segments unused for longest,
+of whatever identity, that nobody writes: those who still read one keep it open.
 
 No file is trusted: what is torn, cut, overwritten or gone is a miss. Nothing is flushed to the device: what a
 crash of the system takes is found missing by its checksum.
@@ -29,6 +30,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from tenfold.checkpoint.regular import descriptor
 from tenfold.folders import make_private
 from tenfold.kv.segment import (
     MOST_PAGES,
@@ -48,6 +50,7 @@ MOST_BYTES = 32 << 30
 """Of a tier whose size is not given."""
 TOUCH_S = 10.0
 """A segment that is read is marked as used no more often than this."""
+_MAKE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 def default_disk_bytes(root: Path) -> int:
@@ -79,7 +82,7 @@ class Segment:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.seed = int(path.stem, 16)
-        self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.file = descriptor(path, os.O_RDONLY)
         self.known = 0
         """Bytes whose runs are in the index."""
         self.keys: set[int] = set()
@@ -114,7 +117,7 @@ class DiskTier:
 
     ``find`` is for the engine's thread. `refresh` and `read` are for one reading thread, `append` for one
     writing thread, `close` when both have ended. Opening never fails: a folder that cannot be used shows in
-    the errors of the other calls.
+    the errors of the other calls. It deletes what is more than ``size_bytes``, but for what others write.
     """
 
     def __init__(self, root: Path, identity: str, page_bytes: int, size_bytes: int) -> None:
@@ -136,6 +139,10 @@ class DiskTier:
         self.corrupt = 0
         """Reads that found something torn or overwritten."""
         self._dropped: list[int] = []
+        with contextlib.suppress(OSError):
+            if root.is_dir() and self.used_bytes() > size_bytes:
+                with self._alone():
+                    self._shrink(size_bytes)
 
     @property
     def pages(self) -> int:
@@ -317,39 +324,45 @@ class DiskTier:
     def _begin(self) -> None:
         """A new segment of our own."""
         make_private(self.folder)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        lock = os.open(self.root / "lock", flags, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self._make_room()
+        with self._alone():
+            if self._shrink(self.size_bytes - self.segment_bytes) + self.segment_bytes > self.size_bytes:
+                raise NoRoom(f"all of {self.root} is being written by other processes; give it a larger size")
             path = self.folder / f"{int.from_bytes(os.urandom(8), 'little'):016x}.kv"
-            file = os.open(path, flags | os.O_EXCL, 0o600)
+            file = os.open(path, _MAKE | os.O_EXCL, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 os.ftruncate(file, self.segment_bytes)
             except OSError:
                 os.close(file)
                 raise
-        finally:
-            os.close(lock)
         with self._lock:
             if path.name not in self._segments:
                 self._segments[path.name] = Segment(path)
             self._own, self._own_file, self._end = path, file, 0
 
-    def _make_room(self) -> None:
-        """Deletes segments until there is room for one more."""
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other process makes room. Raises OSError."""
+        lock = os.open(self.root / "lock", _MAKE, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _shrink(self, most_bytes: int) -> int:
+        """Deletes segments that nobody writes until all are no more than so many bytes; returns how many they
+        are."""
         files = sorted(self._files())
         used = sum(size for _, size, _ in files)
         for _, size, path in files:
-            if used + self.segment_bytes <= self.size_bytes:
-                return
+            if used <= most_bytes:
+                break
             with contextlib.suppress(OSError), _opened(path) as file:
                 if _locked(file):
                     path.unlink()
                     used -= size
-        if used + self.segment_bytes > self.size_bytes:
-            raise NoRoom(f"all of {self.root} is being written by other processes; give it a larger size")
+        return used
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """Every segment: when it was used last, its size, its path."""
@@ -373,7 +386,7 @@ class DiskTier:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    file = descriptor(path, os.O_RDWR)
     try:
         yield file
     finally:

@@ -47,6 +47,9 @@ class RouteRequest(msgspec.Struct, frozen=True):
     divisible: bool = True
     """Whether one worker may compute its prompt and another its answer; not so if that ends with its first
     token."""
+    room_tokens: int = 0
+    """Only workers that have pages for so many tokens get it: those that it may come to have. 0: any
+    worker."""
 
 
 class Cost(msgspec.Struct, frozen=True):

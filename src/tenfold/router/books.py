@@ -40,6 +40,8 @@ class InFlight:
     deadline: float
     decoding: bool = False
     drawn: int = 0
+    room_tokens: int = 0
+    """See `tenfold.router.base.RouteRequest`."""
 
 
 class Books:

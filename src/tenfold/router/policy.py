@@ -20,9 +20,9 @@ class Chooser:
         self._random = random.Random(seed)
         self._turn = -1
 
-    def choose(self, books: Books, priced: Costs, overlap: Ints, among: Bools | None = None) -> int:
-        """A slot ``among`` these, or all; at least one of them must be usable."""
-        usable = np.flatnonzero(books.usable if among is None else books.usable & among)
+    def choose(self, books: Books, priced: Costs, overlap: Ints, among: Bools) -> int:
+        """A slot ``among`` these; at least one of them must be usable."""
+        usable = np.flatnonzero(books.usable & among)
         if self._policy == "random":
             return int(usable[self._random.randrange(len(usable))])
         if self._policy == "round-robin":

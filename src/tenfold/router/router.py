@@ -25,7 +25,7 @@ from tenfold.router.base import (
     RouteRequest,
     Silent,
 )
-from tenfold.router.books import Books, InFlight, Ints
+from tenfold.router.books import Books, Bools, InFlight, Ints
 from tenfold.router.cost import Costs, costs
 from tenfold.router.index import PageIndex
 from tenfold.router.policy import Chooser
@@ -49,7 +49,8 @@ class _Worker:
         self.heard = now
         self.silent = False
         self.draining = False
-        self.flights: set[str] = set()
+        self.flights: dict[str, None] = {}
+        """Requests there, in the order they were routed."""
         self.moved = now
         """When it last made progress with anything."""
         self.steps = 0
@@ -100,7 +101,7 @@ class Router:
         known = self._workers.pop(worker, None)
         if known is None:
             return ()
-        lost = tuple(request for request in self._flights if request in known.flights)
+        lost = tuple(known.flights)
         for request in lost:
             del self._flights[request]
         self._streams.close(known.slot)
@@ -193,19 +194,20 @@ class Router:
     # Routing
 
     def route(self, request: RouteRequest, now: float) -> Decision | None:
-        """Chooses a worker and books the request there. None if there is none that takes requests.
+        """Chooses a worker and books the request there. None if there is none that takes requests and has
+        room for this one.
 
         Raises ValueError for a request that is under way already.
         """
         if request.id in self._flights:
             raise ValueError(f"request {request.id!r} is under way already")
-        books = self._books
-        candidates = int(np.count_nonzero(books.usable))
+        among = self._books.usable & self._holds(request.room_tokens)
+        candidates = int(np.count_nonzero(among))
         if not candidates:
             return None
         overlap = self._overlap(request)
         priced = self._price(request, overlap, now)
-        slot = self._chooser.choose(books, priced, overlap)
+        slot = self._chooser.choose(self._books, priced, overlap, among)
         return self._book(request, slot, priced, overlap, candidates, now)
 
     def route_all(
@@ -297,11 +299,19 @@ class Router:
         patience = config.late_floor_s + config.late_factor * max(cost.wait + cost.prefill, step)
         missing = max(request.prompt_tokens - int(overlap[slot]), 1)
         flight = InFlight(
-            slot, request.prompt_tokens, missing, cost.prefill, now, now, patience, now + patience
+            slot,
+            request.prompt_tokens,
+            missing,
+            cost.prefill,
+            now,
+            now,
+            patience,
+            now + patience,
+            room_tokens=request.room_tokens,
         )
         self._books.dispatch(flight, now)
         self._flights[request.id] = flight
-        worker.flights.add(request.id)
+        worker.flights[request.id] = None
         if request.session is not None:
             self._sessions[request.session] = (worker.name, request.prompt_tokens)
             self._sessions.move_to_end(request.session)
@@ -318,6 +328,10 @@ class Router:
         return Decision(
             request.id, worker.name, config.policy, there, best, cost, flight.deadline, candidates
         )
+
+    def _holds(self, tokens: int) -> Bools:
+        """[slots] whose workers have pages for so many tokens."""
+        return self._books.capacity * self.config.page_tokens >= tokens
 
     def _overlap(self, request: RouteRequest) -> Ints:
         """[slots] tokens of a prompt that each worker has. Where a session was last counts for a worker whose
@@ -371,6 +385,6 @@ class Router:
     def _forget(self, request: str, now: float) -> InFlight | None:
         flight = self._flights.pop(request, None)
         if flight is not None:
-            self._by_slot[flight.slot].flights.remove(request)
+            del self._by_slot[flight.slot].flights[request]
             self._books.finished(flight, now)
         return flight

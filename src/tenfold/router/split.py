@@ -106,12 +106,15 @@ class SplitRouter(Router):
         if request.id in self._flights:
             raise ValueError(f"request {request.id!r} is under way already")
         books = self._books
-        if not books.usable.any():
+        wholes, decodes = self._parts(request.room_tokens)
+        among = decodes if decodes.any() else wholes
+        if not among.any():
             return None
-        prefills, decodes = self._parts()
+        # Of a request that is split a prefill worker has the prompt alone.
+        prefills = self._parts(min(request.prompt_tokens, request.room_tokens))[0]
         overlap = self._overlap(request)
         priced = self._price(request, overlap, now)
-        candidates = int(np.count_nonzero(books.usable))
+        candidates = int(np.count_nonzero(prefills | wholes | decodes))
         if prefills.any() and decodes.any() and request.divisible:
             chosen = self._compare(request, priced, overlap, prefills, decodes, now)
             slot, priced, choice = chosen
@@ -121,7 +124,6 @@ class SplitRouter(Router):
                 why = "no decode worker"
             elif not prefills.any():
                 why = "no prefill worker"
-            among = decodes if decodes.any() else prefills
             slot, choice = self._chooser.choose(books, priced, overlap, among), SplitChoice(False, why)
         if choice.split:
             self.splits.split += 1
@@ -135,16 +137,18 @@ class SplitRouter(Router):
         flight = self._flights.get(request)
         if flight is None:
             return None
-        slot = self._taker(flight.prompt_tokens, now)
+        slot = self._taker(flight.prompt_tokens, flight.room_tokens, now)
         if slot is None or self._roles.get(self._by_slot[slot].name) == "prefill":
             return None
         self._release(request, now)
         worker = self._by_slot[slot]
         ever = float("inf")
-        reserved = InFlight(slot, flight.prompt_tokens, 0, 0.0, now, now, ever, ever)
+        reserved = InFlight(
+            slot, flight.prompt_tokens, 0, 0.0, now, now, ever, ever, room_tokens=flight.room_tokens
+        )
         self._books.reserve(reserved)
         self._flights[request + _RESERVED] = reserved
-        worker.flights.add(request + _RESERVED)
+        worker.flights[request + _RESERVED] = None
         self._taken[request] = worker.name
         return worker.name
 
@@ -153,13 +157,13 @@ class SplitRouter(Router):
         `take` if it still takes requests. None if there is no worker; then the request is forgotten."""
         taken = self._taken.get(request)
         flight = self._forget(request, now)
-        tokens = 1 if flight is None else flight.prompt_tokens + 1
+        tokens, room_tokens = (1, 0) if flight is None else (flight.prompt_tokens + 1, flight.room_tokens)
         slot: int | None = None
         if taken is not None and taken in self._workers:
             slot = self._workers[taken].slot
             slot = slot if self._books.usable[slot] else None
         if slot is None:
-            slot = self._taker(tokens, now)
+            slot = self._taker(tokens, room_tokens, now)
         if slot is None:
             return None
         worker, config = self._by_slot[slot], self.config
@@ -167,11 +171,19 @@ class SplitRouter(Router):
         patience = config.late_floor_s + config.late_factor * (step + self.transfer.start_s)
         # Its first step tells nothing of how quickly prompts are computed: no time is expected of it.
         taken_over = InFlight(
-            slot, tokens, tokens % config.page_tokens, 0.0, now, now, patience, now + patience
+            slot,
+            tokens,
+            tokens % config.page_tokens,
+            0.0,
+            now,
+            now,
+            patience,
+            now + patience,
+            room_tokens=room_tokens,
         )
         self._books.dispatch(taken_over, now)
         self._flights[request] = taken_over
-        worker.flights.add(request)
+        worker.flights[request] = None
         self.counts.routed += 1
         return worker.name
 
@@ -193,12 +205,12 @@ class SplitRouter(Router):
         """As `Router.requests`."""
         return frozenset(one for one in super().requests(worker) if not one.endswith(_RESERVED))
 
-    def _parts(self) -> tuple[Bools, Bools]:
-        """Slots of the prefill workers and of the others that take requests."""
+    def _parts(self, room_tokens: int) -> tuple[Bools, Bools]:
+        """Slots of the prefill workers and of the others that take requests and hold so many tokens."""
         prefills = np.zeros(self._books.size, bool)
         for worker in self._workers.values():
             prefills[worker.slot] = self._roles.get(worker.name) == "prefill"
-        usable = self._books.usable
+        usable = self._books.usable & self._holds(room_tokens)
         return usable & prefills, usable & ~prefills
 
     def _compare(
@@ -249,9 +261,9 @@ class SplitRouter(Router):
         )
         return found
 
-    def _taker(self, tokens: int, now: float) -> int | None:
+    def _taker(self, tokens: int, room_tokens: int, now: float) -> int | None:
         """The slot that goes on with a prompt of so many tokens: a prefill worker's if there is no other."""
-        prefills, decodes = self._parts()
+        prefills, decodes = self._parts(room_tokens)
         among = decodes if decodes.any() else prefills
         if not among.any():
             return None

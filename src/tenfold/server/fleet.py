@@ -10,6 +10,10 @@ With one worker there is nothing to choose, so the router is not asked, and nobo
 taken from it and it is never killed for being slow.
 
 Workers of other machines may join (`Fleet.join`): each has a post from its first word to its last.
+
+Workers may have KV memory of different sizes; what a request returns must not tell. So one goes only where
+there is room for all that it may come to have, and waits while who has it is away for a moment. Where nobody
+has, it goes where there is most, and from a worker that it outgrows all the same to a larger one.
 """
 
 from __future__ import annotations
@@ -61,6 +65,10 @@ KILL_AFTER_S = 7.0
 """A worker that is silent for so long, and does not compute, is killed."""
 START_STILL_S = 30.0
 """So is one that is starting and has not computed for so long."""
+
+ALIKE = 0.9
+"""A worker with this part of the KV memory of the largest counts as large as that: workers that start one
+after another find a little more free memory or a little less."""
 
 HostFactory = Callable[[str, WorkerEvents], WorkerHost]
 """Makes the host of a post with this name."""
@@ -153,7 +161,8 @@ class Fleet:
 
     async def start(self) -> EnginePlan:
         """Starts all workers and waits until they are ready; where there are none, until one has joined. The
-        plan is that of the one with the least KV memory. Raises StartError when one cannot be started."""
+        plan is that of the one with the least KV memory: what is told of each is true of all. (What a request
+        may need is another question: `kv_tokens`.) Raises StartError when one cannot be started."""
         starting: list[asyncio.Future[EnginePlan]] = [
             asyncio.ensure_future(post.host.start()) for post in self._own
         ]
@@ -333,6 +342,13 @@ class Fleet:
         return any(post.state in ("up", "draining") for post in self.posts)
 
     @property
+    def kv_tokens(self) -> int | None:
+        """What the KV memory of the largest worker holds, also while it is being started again. None: nobody
+        has told so far."""
+        pages = max((post.kv_pages for post in self.posts if post.down is None), default=0)
+        return pages * PAGE_ROWS or None
+
+    @property
     def timing(self) -> WorkerTiming:
         """What the router reckons with at the moment."""
         return self.router.config.timing
@@ -344,7 +360,21 @@ class Fleet:
             names: tuple[int, ...] = ()  # it is computed whole wherever it goes
         else:
             names = page_names(tokens, PAGE_ROWS, request.namespace)
-        return RouteRequest(request.id, names, len(tokens), divisible=apart)
+        room = self._room_of(request)
+        return RouteRequest(request.id, names, len(tokens), divisible=apart, room_tokens=room)
+
+    def _room_of(self, request: Request) -> int:
+        """Tokens for which a worker must have KV memory so that it may get this request."""
+        had = len(request.prompt) + len(request.output)
+        most, wanted = self.kv_tokens or 0, had
+        if request.pooling is None and self._plan is not None:
+            context, asked = self._plan.max_context, request.params.max_tokens
+            wanted = context if asked is None else max(had, min(context, len(request.prompt) + asked))
+        return wanted if wanted <= most else min(most, max(had, int(ALIKE * most)))
+
+    def _outgrew(self, post: Post) -> bool:
+        """Whether a request for which this worker is too small may go on at another."""
+        return any(other.kv_pages > post.kv_pages and other.down is None for other in self.posts)
 
     def _leave(self, id: str) -> Post | None:
         post = self._at.pop(id, None)
@@ -389,7 +419,10 @@ class Fleet:
                 self.splits.forget(message.id)
             if self._many:
                 self.router.on_finish(message.id, now)
-            self._events.refused(message)
+            if message.beyond_memory and self._outgrew(post):
+                self._goes_on([message.id], post)
+            else:
+                self._events.refused(message)
 
     def _chunks(self, post: Post, message: Chunks, now: float) -> None:
         if message.events is not None:
@@ -402,10 +435,18 @@ class Fleet:
             if self.splits is not None:
                 self.splits.early(post.name, message.chunks)
                 chunks, done = self.splits.read(chunks, now)
+            outgrown: list[Chunk] = []
+            if any(chunk.beyond_memory for chunk in chunks) and self._outgrew(post):
+                outgrown = [chunk for chunk in chunks if chunk.beyond_memory]
+                chunks = [chunk for chunk in chunks if not chunk.beyond_memory]
+            for chunk in outgrown:
+                self._progress(chunk, now)
             self._news(chunks, now)
             moved = True
             for chunk in done:
                 self._hand_over(chunk, now)
+            if outgrown:
+                self._goes_on([chunk.id for chunk in outgrown], post)
         if (load := message.load) is not None:
             moved |= post.steps != load.steps
             post.steps, post.waiting = load.steps, load.waiting
@@ -431,6 +472,17 @@ class Fleet:
             self._progress(chunk, now)
         if chunks:
             self._events.news(chunks)
+
+    def _goes_on(self, ids: Sequence[str], post: Post) -> None:
+        """Of requests that this worker has given up, as it is too small for them."""
+        log.info(
+            "the KV memory of worker %s, %d tokens, is too small for %s: it goes on at a larger one",
+            post.name,
+            post.kv_pages * PAGE_ROWS,
+            ", ".join(ids),
+        )
+        self.moved += len(ids)
+        self._events.returned(ids, False)
 
     def _progress(self, chunk: Chunk, now: float) -> None:
         if chunk.finish is not None:

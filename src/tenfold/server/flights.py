@@ -228,6 +228,11 @@ class Flights:
         await self._fleet.retire(post, self._drain_s)
 
     @property
+    def kv_tokens(self) -> int | None:
+        """See `Fleet.kv_tokens`."""
+        return self._fleet.kv_tokens
+
+    @property
     def plan(self) -> EnginePlan | None:
         """Of any worker that takes requests."""
         return next((post.plan for post in self._fleet.posts if post.plan is not None), None)
@@ -375,9 +380,13 @@ class Flights:
             self._end(flight, unavailable(f"the worker cannot be started: {reason}", 10))
 
     def refused(self, message: Refused) -> None:
-        """The request's own fault."""
+        """The request's own fault; not so when the worker that had room for it has gone meanwhile."""
         flight = self._sent.get(message.id)
-        if flight is not None:
+        if flight is None:
+            return
+        if message.beyond_memory and flight.sends > 1:
+            self._end(flight, unavailable(f"no worker is left that is large enough: {message.error}", 5))
+        else:
             self._end(flight, invalid(message.field, message.error))
 
     def progress(self) -> None:

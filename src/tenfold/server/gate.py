@@ -24,7 +24,12 @@ from tenfold.worker.sealed import ANSWER, WRONG_SECRET, FrontGreeting, NotTruste
 log = logging.getLogger(__name__)
 
 MOST_STRANGERS = 64
-"""Connections of which nobody knows yet whether they have the secret."""
+"""Connections of which nobody knows yet whether they have the secret;"""
+MOST_OF_ADDRESS = 8
+"""so many of one address. Where there are more, the one that has said nothing for longest is closed: a worker
+says who it is at once."""
+TELL_S = 60.0
+"""Of those without the secret a line is in the log once in so long."""
 PART_S = 3.0
 """So long a worker that is turned away may take to read why, and hang up. (If we did, it might never read
 it.)"""
@@ -57,7 +62,10 @@ class Gate:
         self._secret = secret
         self._muster = muster
         self._server: asyncio.AbstractServer | None = None
-        self._strangers = 0
+        self._strangers: dict[_Link, None] = {}
+        """In the order in which they came."""
+        self._untold = 0
+        self._tell_at = 0.0
         self._links: set[_Link] = set()
         self._instances: dict[str, JoinedHost] = {}
         self.joined = 0
@@ -90,20 +98,25 @@ class Gate:
 
     # For links
 
-    def came(self, link: _Link) -> FrontGreeting | None:
-        """Somebody connected. None: there is no room."""
-        if self._strangers >= MOST_STRANGERS:
-            log.warning(
-                "%d connections wait to join; one more, from %s, is closed", MOST_STRANGERS, link.address
-            )
-            return None
-        self._strangers += 1
+    def came(self, link: _Link) -> FrontGreeting:
+        """Somebody connected."""
+        alike = [other for other in self._strangers if other.host_address == link.host_address]
+        if len(alike) >= MOST_OF_ADDRESS:
+            self._hang_up(alike[0])
+        elif len(self._strangers) >= MOST_STRANGERS:
+            self._hang_up(next(iter(self._strangers)))
+        self._strangers[link] = None
         self._links.add(link)
         return FrontGreeting(self._secret)
 
-    def known(self) -> None:
-        """One of them is no stranger any more, or gone."""
-        self._strangers -= 1
+    def _hang_up(self, link: _Link) -> None:
+        self.refuse(link, "secret", "it has not said who it is, and others wait to")
+        link.close()
+        self.known(link)
+
+    def known(self, link: _Link) -> None:
+        """It is no stranger any more, or gone."""
+        self._strangers.pop(link, None)
 
     def gone(self, link: _Link) -> None:
         """Its connection has ended."""
@@ -112,7 +125,16 @@ class Gate:
     def refuse(self, link: _Link, kind: str, why: str) -> None:
         """A connection is closed from here."""
         self.turned_away[kind] += 1
-        log.warning("a worker at %s is turned away: %s", link.address, why)
+        more = ""
+        if kind == "secret":
+            now = asyncio.get_running_loop().time()
+            if now < self._tell_at:
+                self._untold += 1
+                return
+            if self._untold:
+                more = f"; so were {self._untold} since this was said last"
+            self._tell_at, self._untold = now + TELL_S, 0
+        log.warning("a worker at %s is turned away: %s%s", link.address, why, more)
 
     def let_in(self, link: _Link, join: Join) -> JoinedHost | None:
         """Gives a worker its post, or says why not."""
@@ -161,18 +183,16 @@ class _Link(asyncio.Protocol):
         self._instance = ""
         self._closed = False
         self.host: JoinedHost | None = None
-        self.address = "?"
+        self.address = self.host_address = "?"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if (peer := transport.get_extra_info("peername")) is not None:  # else it is gone already
+            self.host_address = peer[0]
             self.address = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
         with contextlib.suppress(OSError):
             prepare(transport.get_extra_info("socket"))
         self._greeting = self._gate.came(self)
-        if self._greeting is None:
-            self.close()
-            return
         self._transport.write(self._greeting.hello)
         self._patience = asyncio.get_running_loop().call_later(GREETING_S, self._late)
 
@@ -255,7 +275,7 @@ class _Link(asyncio.Protocol):
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
-            self._gate.known()
+            self._gate.known(self)
 
     def _late(self) -> None:
         self._gate.refuse(self, "secret", f"it did not say who it is within {GREETING_S:g} s")

@@ -46,6 +46,8 @@ class Post:
         """Requests that wait in its queue."""
         self.down: str | None = None
         """Why it cannot be started."""
+        self.kv_pages = 0
+        """Of its latest worker: what the next is expected to have too. 0: there was none yet."""
         self.draining = False
         self.silent_since: float | None = None
         self.stuck_since: float | None = None
@@ -74,7 +76,7 @@ class Post:
 
     def worker_ready(self, plan: EnginePlan, warm: bool = False) -> None:
         """See `tenfold.server.host.WorkerEvents`."""
-        self.plan, self.down = plan, None
+        self.plan, self.down, self.kv_pages = plan, None, plan.kv_pages
         self._events.post_ready(self, plan, warm)
 
     def worker_message(self, message: Chunks | Pages | Refused) -> None:

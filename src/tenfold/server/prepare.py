@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from tenfold.config import PAGE_ROWS
 from tenfold.limits import PromptTooLong, check_prompt
 from tenfold.protocol import Request
 from tenfold.server.answer_stream import Sections
@@ -46,20 +46,27 @@ class Room(Protocol):
     def max_context(self) -> int: ...
 
     @property
-    def kv_pages(self) -> int: ...
-
-    @property
     def state_width(self) -> int: ...
 
 
 class Preparer:
     """Prepares requests for one model. Safe to use from several threads."""
 
-    def __init__(self, model: str, plan: Room, text: Text, chat: ChatSetup) -> None:
+    def __init__(
+        self,
+        model: str,
+        plan: Room,
+        text: Text,
+        chat: ChatSetup,
+        kv_tokens: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """``kv_tokens``: how many tokens the KV memory holds, of the largest worker that there is now; None:
+        not known, and every prompt that fits the context may come."""
         self.model = model
         self.plan = plan
         self.text = text
         self._chat = chat
+        self._kv_tokens = kv_tokens
 
     def job(self, endpoint: Endpoint, body: bytes | Fields, id: str) -> Job:
         """The job of a body; ``id`` is the request's.
@@ -240,7 +247,7 @@ class Preparer:
     def _checked(self, parsed: ApiRequest, ids: tuple[int, ...], field: str) -> tuple[int, ...]:
         plan = self.plan
         try:
-            kv_tokens = plan.kv_pages * PAGE_ROWS
+            kv_tokens = self._kv_tokens() or plan.max_context
             check_prompt(ids, 0, plan.vocab_size, plan.max_context, kv_tokens, generates=parsed.generates)
             wanted = parsed.params.max_tokens or 0
             if len(ids) + wanted > plan.max_context:

@@ -35,7 +35,7 @@ class ServedModel:
         self.plan = resolved.engine
         self.flights = flights
         self.metrics = metrics
-        self.preparer = Preparer(self.name, self.plan, text, chat)
+        self.preparer = Preparer(self.name, self.plan, text, chat, lambda: flights.kv_tokens)
         self.stats = StatsSource(self.name, self.plan, self.metrics, flights.not_ready)
         self.created = int(time.time())
         self.users = 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -91,7 +93,7 @@ class Supervisor:
         self._up_since: float | None = None
         self._lived_s: float | None = None
         """How long the last worker took requests; None if it never did."""
-        self._stopping = False
+        self._stopping = asyncio.Event()
 
     @property
     def up(self) -> bool:
@@ -149,7 +151,7 @@ class Supervisor:
 
         Raises StartError when the supervision has failed.
         """
-        self._stopping = True
+        self._stopping.set()
         if self._task is None:
             return
         if self.up and self._link is not None:
@@ -183,7 +185,7 @@ class Supervisor:
         if self._up_since is not None:
             self._lived_s = time.monotonic() - self._up_since
             self._up_since = None
-            if not self._stopping:
+            if not self._stopping.is_set():
                 self._events.worker_lost(self._planned)
 
     async def _supervise(self) -> None:
@@ -207,9 +209,11 @@ class Supervisor:
         short_lives = failed_starts = 0
         while True:
             reason = await self._life()
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             if not self._first.done():
+                if not self._last_words:
+                    reason = f"worker {self._name} ended while it was being started: {reason}"
                 self._first.set_exception(StartError(reason))
                 return
             planned, self._planned = self._planned, False
@@ -224,8 +228,8 @@ class Supervisor:
                 self._events.worker_down(reason)
                 if self._again is not None and not self._again.done():
                     self._again.set_exception(StartError(reason))
-            await asyncio.sleep(delay)
-            if self._stopping:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay)
                 return
 
     async def _life(self) -> str:
@@ -244,9 +248,19 @@ class Supervisor:
             link.send(Start(settings=self._settings))
             await link.ended
         finally:
-            code = await _reap(process, 0.0 if self._stopping else EXIT_GRACE_S)
+            code = await _reap(process, 0.0 if self._stopping.is_set() else EXIT_GRACE_S)
             self._process = None
-        return self._last_words or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+        return self._last_words or _end_of(code)
+
+
+def _end_of(code: int) -> str:
+    """A process's, in words."""
+    if code == -signal.SIGKILL:
+        return (
+            "killed by signal 9, as the kernel does when memory runs out: less --kv-memory, fewer workers or "
+            "--format q8 take less"
+        )
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
 async def _reap(process: subprocess.Popen[bytes], grace_s: float) -> int:

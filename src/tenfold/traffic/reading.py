@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from tenfold.config import PAGE_ROWS
 from tenfold.json_body import decode_json
 from tenfold.limits import RequestError, check_params, check_prompt
 from tenfold.protocol import SamplingParams
@@ -63,11 +62,10 @@ class TrafficRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Room(msgspec.Struct, frozen=True):
-    """See `tenfold.server.prepare.Room`: as much KV memory as the context needs."""
+    """See `tenfold.server.prepare.Room`."""
 
     vocab_size: int
     max_context: int
-    kv_pages: int
     state_width: int = 0
     """Traffic has no embeddings."""
 
@@ -82,7 +80,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 def read_traffic(path: Path, text: Text, vocab_size: int, max_context: int) -> list[TrafficRequest]:
     """All requests of the file, oldest first. ``model`` may be anything: this model answers. Empty lines are
     passed over. Raises TrafficError, OSError if the file cannot be read."""
-    room = _Room(vocab_size, max_context, -(-max_context // PAGE_ROWS))
+    room = _Room(vocab_size, max_context)
     preparer = Preparer("this model", room, text, choose_chat(text))
     lines: list[_Line] = []
     problems: list[str] = []

@@ -16,7 +16,7 @@ from tenfold.checkpoint.fingerprint import fingerprint
 from tenfold.checkpoint.locate import locate
 from tenfold.checkpoint.open import open_checkpoint
 from tenfold.checkpoint.tokenizer import load_tokenizer
-from tenfold.config import PAGE_ROWS, available_memory, check_kv_memory, plan_kv, total_memory
+from tenfold.config import PAGE_ROWS, available_memory, check_kv_memory, format_bytes, plan_kv, total_memory
 from tenfold.constraints.compiler import Compiler
 from tenfold.engine.engine import Engine
 from tenfold.engine.limits import EngineConfig
@@ -176,7 +176,7 @@ def open_transfer(settings: EngineSettings, identity: str, page_bytes: int, most
 
 
 def open_tier(settings: EngineSettings, info: ProgramInfo, identity: str) -> DiskTier:
-    """The disk tier of a program. Raises ValueError for a size that is too small."""
+    """The disk tier of a program. Raises ValueError for a size that is too small, or a disk that is full."""
     assert settings.kv_disk is not None
     root = Path(settings.kv_disk)
     size = settings.kv_disk_bytes
@@ -184,7 +184,11 @@ def open_tier(settings: EngineSettings, info: ProgramInfo, identity: str) -> Dis
         size = default_disk_bytes(root)
     least = least_disk_bytes(info.page_bytes, info.max_context)
     if size < least:
-        raise ValueError(
-            f"kv_disk_bytes (--kv-disk-size) is {size} for this model; the least that is of use is {least}"
-        )
+        needs = f"the least that is of use for this model is {format_bytes(least)}"
+        if settings.kv_disk_bytes is None:
+            raise ValueError(
+                f"kv_disk (--kv-disk): there is too little room in {root}: a quarter of what is free there "
+                f"is {format_bytes(size)}, and {needs}; free some, or say how much with --kv-disk-size"
+            )
+        raise ValueError(f"kv_disk_bytes (--kv-disk-size) is {format_bytes(size)}; {needs}")
     return DiskTier(root, identity, info.page_bytes, size)

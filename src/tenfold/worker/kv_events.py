@@ -28,6 +28,9 @@ KEPT = 10_000
 """Batches for replay; as many as vLLM keeps."""
 MOST_UNSENT = 100_000
 """Batches that wait for one slow subscriber; what comes then, it misses, and may have replayed."""
+MOST_UNREAD = 2 * (KEPT + 1)
+"""Of replayed batches, for one asker: all that is kept, and once more what he asks for before he has read it.
+Who reads still less is not sent the end, by which he knows that there is more."""
 END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -59,6 +62,8 @@ class KVEventPublisher:
         router = None
         if replay is not None:
             router = self._context.socket(zmq.ROUTER)
+            router.set_hwm(MOST_UNREAD)
+            router.router_mandatory = True  # else what does not fit is dropped without a word
             self._bind(router, "kv_events_replay (--kv-events-replay)", replay)
         inside = self._context.socket(zmq.PULL)
         self._in = self._context.socket(zmq.PUSH)
@@ -117,12 +122,18 @@ class KVEventPublisher:
 
 
 def _replay(router: zmq.Socket[bytes], kept: deque[tuple[bytes, bytes]]) -> None:
+    import zmq
+
     asked = router.recv_multipart()
     if len(asked) != 3 or len(asked[2]) != 8:
         log.warning("a request for events is not understood: %d parts", len(asked))
         return
     who, empty, first = asked
-    for number, batch in kept:
-        if number >= first:  # big-endian: bytes are in the order of numbers
-            router.send_multipart((who, empty, number, batch))
-    router.send_multipart((who, empty, END, b""))
+    try:
+        for number, batch in kept:
+            if number >= first:  # big-endian: bytes are in the order of numbers
+                router.send_multipart((who, empty, number, batch), zmq.NOBLOCK)
+        router.send_multipart((who, empty, END, b""), zmq.NOBLOCK)
+    except zmq.ZMQError as error:
+        why = "does not read them" if isinstance(error, zmq.Again) else "is gone"
+        log.warning("events that were asked for again are not all sent: who asked for them %s", why)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from tenfold.limits import RequestError
+from tenfold.limits import BeyondMemory, RequestError
 from tenfold.protocol import (
     Abort,
     Chunk,
@@ -137,7 +137,8 @@ class WorkerLoop:
                     self._here.add(id)
             except RequestError as error:
                 self._here.discard(id)
-                self._channel.send(Refused(id=id, error=str(error), field=error.field))
+                beyond = isinstance(error, BeyondMemory)
+                self._channel.send(Refused(id=id, error=str(error), field=error.field, beyond_memory=beyond))
             self._fetched.discard(id)
         elif isinstance(message, Abort):
             self._engine.abort(message.id, message.keep)

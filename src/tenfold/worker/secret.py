@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
 
+from tenfold.checkpoint.base import CheckpointError
+from tenfold.checkpoint.regular import open_regular
 from tenfold.config import OptionError
 
 LEAST_CHARACTERS = 32
@@ -14,11 +15,14 @@ guessed."""
 
 
 def load_secret(path: str) -> bytes:
-    """The secret in a file, without the white space around it. Raises OptionError for a file that others may
-    read or change, or a secret that is too short; OSError."""
-    with Path(path).open("rb") as file:
-        status = os.fstat(file.fileno())
-        secret = file.read(1 << 16).strip()
+    """The secret in a file, without the white space around it. Raises OptionError for a file that cannot be
+    read, or that others may read or change, or a secret that is too short."""
+    try:
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            secret = file.read(1 << 16).strip()
+    except (CheckpointError, OSError) as error:
+        raise OptionError(f"secret_file {error}", "secret_file") from None
     if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise OptionError(
             f"secret_file: {path} is open to others than its owner; chmod 600 {path}", "secret_file"
