@@ -153,8 +153,6 @@ def build_target(
             pages = max(info.kv_pages // EXPORT_SHARE, info.max_context // PAGE_ROWS + 2)
             most_bytes = pages * info.page_bytes
             transfer = open_transfer(settings, identity, info.page_bytes, most_bytes)
-            if settings.role == "prefill":
-                transfer.exports.prepare(info.max_context // PAGE_ROWS)
     news: PageNews | None = None
     if settings.kv_events is not None:
         news = WireNews(KVEventPublisher(settings.kv_events, settings.kv_events_replay, settings.rank))

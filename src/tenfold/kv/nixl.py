@@ -1,0 +1,321 @@
+"""Pages over NVIDIA's NIXL (its UCX backend): RDMA, shared memory or TCP, whatever UCX finds; no GPU is needed.
+
+The exporter registers its arena once and does nothing more; importers read the regions in it (`tenfold.kv.region`)
+from afar, the head too, which says how many pages are ready, and write into it that they have taken them. So no
+engine ever waits for NIXL, only the importer's reading threads do, and those with deadlines.
+
+NIXL has no authentication: who reaches a worker's UCX ports and knows the protocol can read and write its memory.
+A handoff is signed with the secret, since what an agent is told about others must come from them. Beyond that, this
+is for a network of one's own.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import importlib
+import logging
+import mmap
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import addressof, c_char
+from typing import Any
+
+from tenfold.kv.arena import Arena
+from tenfold.kv.region import Region, TransferError
+from tenfold.kv.tcp import check_secret, proof
+from tenfold.kv.transfer import READ_PAGES, Handoff, NixlOffer, RegionSource
+
+log = logging.getLogger(__name__)
+
+INSTALL = "pip install --no-deps nixl==1.5.2 nixl-cu12==1.5.1"
+READ_S = 3.0
+"""A read, of a few pages and with the connection that it may need, takes no longer, or it never ends."""
+LONGEST_POLL_S = 0.01
+"""An importer that waits for pages looks this often at the exporter's head: over TCP that takes both 0.1 to 0.3 ms of
+CPU time."""
+PROGRESS_US = 100_000
+"""NIXL's thread sleeps until something happens, and so long at most. (At 0, as NIXL's own Python class has it, it
+takes a core for itself.)"""
+MOST_REMOTES = 64
+"""Exporters to which connections are kept."""
+MOST_LOST = 64
+"""Buffers of reads that did not end."""
+_LEAST_BUFFER = 1 << 16
+
+
+class NixlMissing(Exception):
+    """NIXL is not installed, or not one that can be used; the message says what to do."""
+
+
+def bindings() -> Any:
+    """NIXL's. Raises NixlMissing."""
+    for name in ("NIXL_LOG_LEVEL", "UCX_LOG_LEVEL"):
+        os.environ.setdefault(name, "FATAL" if name.startswith("UCX") else "ERROR")
+    try:
+        importlib.import_module("nixl")
+        found = importlib.import_module("nixl._bindings")
+    except ImportError as error:
+        raise NixlMissing(f"NIXL is not installed ({error}): {INSTALL}") from None
+    if not hasattr(found.nixlAgentConfig, "pthrDelay"):
+        raise NixlMissing(f"this NIXL is not one that Tenfold knows: {INSTALL}")
+    return found
+
+
+class _Memory:
+    """Memory that is registered with an agent, until the agent ends."""
+
+    def __init__(self, agent: Any, nixl: Any, backend: int, size: int, file: int = -1) -> None:
+        self.size = size
+        self._map = mmap.mmap(file, size)
+        self.view = memoryview(self._map)
+        self.address = addressof(c_char.from_buffer(self._map))
+        agent.registerMem(nixl.nixlRegDList(nixl.DRAM_SEG, [(self.address, size, 0, "")]), [backend])
+
+
+class _Remote:
+    """An exporter's agent, as ours knows it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.users = 0
+        self.failed = False
+
+
+class NixlAgent:
+    """One engine's part in NIXL: offers what is in its arena, and opens what others offer. Owns the agent, whose
+    ports are open until `close`."""
+
+    def __init__(self, arena: Arena, page_bytes: int, secret: bytes) -> None:
+        """Raises NixlMissing, ValueError for a secret that is too short, and OSError if UCX cannot work here."""
+        self.nixl = nixl = bindings()
+        self._secret = check_secret(secret)
+        self._lock = threading.Lock()
+        """Of what is below, not of the agent: that has its own."""
+        self._remotes: dict[str, _Remote] = {}
+        """By metadata."""
+        self._buffers: list[_Memory] = []
+        self._lost: list[tuple[_Memory, int]] = []
+        """Buffers that a read which did not end may still be written to, and its handle."""
+        self._buffer_bytes = max(_LEAST_BUFFER, READ_PAGES * page_bytes)
+        config = nixl.nixlAgentConfig()
+        config.useProgThread = True
+        config.useListenThread = False
+        config.syncMode = nixl.NIXL_THREAD_SYNC_STRICT
+        config.pthrDelay = PROGRESS_US
+        try:
+            self.agent = nixl.nixlAgent(secrets.token_hex(16), config)
+            self.backend = self.agent.createBackend("UCX", {})
+            self._arena: _Memory | None = None
+            if arena.size:
+                self._arena = _Memory(self.agent, nixl, self.backend, arena.size, arena.file)
+            self._metadata = base64.b64encode(self.agent.getLocalMD()).decode()
+        except Exception as error:  # the bindings have no class for all of theirs
+            raise OSError(f"NIXL cannot be used here (UCX_TLS, UCX_NET_DEVICES?): {error}") from error
+
+    def offer(self, region: Region) -> tuple[dict[str, Any], Callable[[], None]]:
+        """A `tenfold.kv.transfer.Offer`."""
+        assert self._arena is not None
+        address = self._arena.address + region.at
+        fields = {"metadata": self._metadata, "address": address, "proof": self._sign(self._metadata, address)}
+        return {"nixl": fields}, lambda: None
+
+    def open(self, handoff: Handoff) -> NixlSource:
+        """A `tenfold.kv.transfer.Opener`."""
+        offer = handoff.nixl
+        if offer is None:
+            raise TransferError("the exporter does not offer NIXL")
+        if not hmac.compare_digest(offer.proof, self._sign(offer.metadata, offer.address)):
+            raise TransferError("the exporter does not know the secret")
+        with self.translated():
+            remote = self._remote(offer)
+            try:
+                reach = NixlReach(self, remote, offer.address, self._buffer())
+            except BaseException:
+                self.leave(remote)
+                raise
+        try:
+            return NixlSource(reach, handoff.expires)
+        except BaseException:
+            reach.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the agent; no source is open any more."""
+        del self.agent
+        self._buffers.clear()
+        self._lost.clear()
+
+    def leave(self, remote: _Remote) -> None:
+        """A source of this exporter is closed."""
+        with self._lock:
+            remote.users -= 1
+
+    def keep(self, buffer: _Memory) -> None:
+        """A buffer is not used any more."""
+        with self._lock:
+            self._buffers.append(buffer)
+
+    def lose(self, buffer: _Memory, handle: int) -> None:
+        """A buffer may still be written to."""
+        with self._lock:
+            self._lost.append((buffer, handle))
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """NIXL's errors as a TransferError."""
+        try:
+            yield
+        except (TransferError, OSError):
+            raise
+        except self.nixl.nixlRemoteDisconnectError:
+            raise TransferError("the exporter is gone", "gone") from None
+        except Exception as error:  # the bindings have no class for all of theirs
+            raise TransferError(f"NIXL: {error or type(error).__name__}") from None
+
+    def _sign(self, metadata: str, address: int) -> str:
+        return proof(self._secret, b"nixl", address.to_bytes(8, "little"), metadata.encode()).hex()
+
+    def _remote(self, offer: NixlOffer) -> _Remote:
+        """The exporter; it has one user more. Forgets others."""
+        with self._lock:
+            spare = max(len(self._remotes) - MOST_REMOTES, 0)
+            for metadata, known in list(self._remotes.items()):
+                if not known.users and (known.failed or spare > 0):
+                    spare -= not known.failed
+                    del self._remotes[metadata]
+                    self.agent.invalidateRemoteMD(known.name)
+            remote = self._remotes.pop(offer.metadata, None)
+            if remote is None:
+                try:
+                    metadata = base64.b64decode(offer.metadata, validate=True)
+                except binascii.Error:
+                    raise TransferError("the exporter's metadata is none") from None
+                remote = _Remote(self.agent.loadRemoteMD(metadata).decode())
+            self._remotes[offer.metadata] = remote  # as the latest
+            remote.users += 1
+            return remote
+
+    def _buffer(self) -> _Memory:
+        with self._lock:
+            if self._buffers:
+                return self._buffers.pop()
+            if len(self._lost) >= MOST_LOST:
+                raise TransferError(f"{MOST_LOST} reads did not end; NIXL is not used until the next start")
+        return _Memory(self.agent, self.nixl, self.backend, self._buffer_bytes)
+
+
+class NixlReach:
+    """A region that another agent offers; see `tenfold.kv.region.Reach`. What is read comes into a buffer of the
+    agent's first: a read that is given up must not write to pages that are someone else's by then. For one
+    thread."""
+
+    def __init__(self, agent: NixlAgent, remote: _Remote, address: int, buffer: _Memory) -> None:
+        self._agent = agent
+        self._remote = remote
+        self._address = address
+        self._buffer: _Memory | None = buffer
+        self.cancelled = False
+
+    def get(self, at: int, count: int) -> bytes:
+        """See `tenfold.kv.region.Reach`."""
+        data = bytearray(count)
+        self.fill(at, [memoryview(data)])
+        return bytes(data)
+
+    def fill(self, at: int, views: Sequence[memoryview]) -> int:
+        """See `tenfold.kv.region.Reach`."""
+        buffer = self._buffer
+        if buffer is None:
+            raise TransferError("an earlier read did not end")
+        wanted = [view for view in views if view]
+        while wanted:
+            size = min(sum(len(view) for view in wanted), buffer.size)
+            self._move(self._agent.nixl.NIXL_READ, at, size)
+            at += size
+            done = 0
+            while done < size:
+                view = wanted.pop(0)
+                count = min(len(view), size - done)
+                view[:count] = buffer.view[done : done + count]
+                done += count
+                if count < len(view):
+                    wanted.insert(0, view[count:])
+        return len(views)
+
+    def put(self, at: int, data: bytes) -> None:
+        """See `tenfold.kv.region.Reach`."""
+        if self._buffer is None:
+            raise TransferError("an earlier read did not end")
+        self._buffer.view[: len(data)] = data
+        self._move(self._agent.nixl.NIXL_WRITE, at, len(data))
+
+    def close(self) -> None:
+        """Gives back what it has of the agent."""
+        if self._buffer is not None:
+            self._agent.keep(self._buffer)
+            self._buffer = None
+        self._agent.leave(self._remote)
+
+    def _move(self, operation: Any, at: int, size: int) -> None:
+        """Between the region and the beginning of the buffer. Raises TransferError when it does not come to an
+        end."""
+        assert self._buffer is not None
+        nixl, agent, backend = self._agent.nixl, self._agent.agent, self._agent.backend
+        ours = nixl.nixlXferDList(nixl.DRAM_SEG, [(self._buffer.address, size, 0)])
+        theirs = nixl.nixlXferDList(nixl.DRAM_SEG, [(self._address + at, size, 0)])
+        try:
+            with self._agent.translated():
+                handle = agent.createXferReq(operation, ours, theirs, self._remote.name, b"", [backend])
+                ended = False
+                try:
+                    self._await(agent, handle)
+                    ended = True
+                finally:
+                    if ended:
+                        agent.releaseXferReq(handle)
+                    else:
+                        # Not released: UCX cannot call back what is on its way.
+                        self._agent.lose(self._buffer, handle)
+                        self._buffer = None
+        except TransferError:
+            self._remote.failed = True
+            raise
+
+    def _await(self, agent: Any, handle: int) -> None:
+        nixl = self._agent.nixl
+        state = agent.postXferReq(handle, b"")
+        deadline, pause_s = time.monotonic() + READ_S, 20e-6
+        while state == nixl.NIXL_IN_PROG:
+            if self.cancelled:
+                raise TransferError("the transfer was called off", "late")
+            if time.monotonic() > deadline:
+                raise TransferError("the exporter does not answer")
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, 1e-3)
+            state = agent.getXferStatus(handle)
+        if state != nixl.NIXL_SUCCESS:
+            raise TransferError(f"NIXL: {state}")
+
+
+class NixlSource(RegionSource):
+    """See `tenfold.kv.transfer.Source`."""
+
+    def __init__(self, reach: NixlReach, expires: float) -> None:
+        """Raises TransferError."""
+        self._reach = reach
+        super().__init__(reach, expires, LONGEST_POLL_S)
+
+    def cancel(self) -> None:
+        """See `tenfold.kv.transfer.Source`."""
+        super().cancel()
+        self._reach.cancelled = True
+
+    def close(self) -> None:
+        """See `tenfold.kv.transfer.Source`."""
+        self._reach.close()
