@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import importlib
+import importlib.util
 import logging
 import mmap
 import os
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import addressof, c_char
-from typing import Any
+from typing import Any, NamedTuple
 
 from tenfold.kv.arena import Arena
 from tenfold.kv.region import Region, TransferError
@@ -49,14 +49,20 @@ MOST_LOST = 64
 _LEAST_BUFFER = 1 << 16
 
 
-class NixlMissing(Exception):
+class NixlMissing(ValueError):
     """NIXL is not installed, or not one that can be used; the message says what to do."""
+
+
+def check_installed() -> None:
+    """Raises NixlMissing. Quick: NIXL itself takes seconds to import."""
+    if importlib.util.find_spec("nixl") is None:
+        raise NixlMissing(f"NIXL is not installed: {INSTALL}")
 
 
 def bindings() -> Any:
     """NIXL's. Raises NixlMissing."""
     for name in ("NIXL_LOG_LEVEL", "UCX_LOG_LEVEL"):
-        os.environ.setdefault(name, "FATAL" if name.startswith("UCX") else "ERROR")
+        os.environ.setdefault(name, "FATAL")  # what fails is raised, and said in words of ours
     try:
         importlib.import_module("nixl")
         found = importlib.import_module("nixl._bindings")
@@ -87,6 +93,14 @@ class _Remote:
         self.failed = False
 
 
+class _Lost(NamedTuple):
+    """A read that did not end in time, and may still write."""
+
+    handle: int
+    buffer: _Memory
+    remote: _Remote
+
+
 class NixlAgent:
     """One engine's part in NIXL: offers what is in its arena, and opens what others offer. Owns the agent, whose
     ports are open until `close`."""
@@ -95,13 +109,14 @@ class NixlAgent:
         """Raises NixlMissing, ValueError for a secret that is too short, and OSError if UCX cannot work here."""
         self.nixl = nixl = bindings()
         self._secret = check_secret(secret)
+        self._contact = threading.Lock()
+        """Of who looks for an exporter or a buffer: that may take NIXL a while."""
         self._lock = threading.Lock()
-        """Of what is below, not of the agent: that has its own."""
+        """Of the counts of users: the engine's thread takes this one too."""
         self._remotes: dict[str, _Remote] = {}
         """By metadata."""
         self._buffers: list[_Memory] = []
-        self._lost: list[tuple[_Memory, int]] = []
-        """Buffers that a read which did not end may still be written to, and its handle."""
+        self._lost: list[_Lost] = []
         self._buffer_bytes = max(_LEAST_BUFFER, READ_PAGES * page_bytes)
         config = nixl.nixlAgentConfig()
         config.useProgThread = True
@@ -122,7 +137,11 @@ class NixlAgent:
         """A `tenfold.kv.transfer.Offer`."""
         assert self._arena is not None
         address = self._arena.address + region.at
-        fields = {"metadata": self._metadata, "address": address, "proof": self._sign(self._metadata, address)}
+        fields = {
+            "metadata": self._metadata,
+            "address": address,
+            "proof": self._sign(self._metadata, address),
+        }
         return {"nixl": fields}, lambda: None
 
     def open(self, handoff: Handoff) -> NixlSource:
@@ -132,7 +151,7 @@ class NixlAgent:
             raise TransferError("the exporter does not offer NIXL")
         if not hmac.compare_digest(offer.proof, self._sign(offer.metadata, offer.address)):
             raise TransferError("the exporter does not know the secret")
-        with self.translated():
+        with self._contact, self.translated():
             remote = self._remote(offer)
             try:
                 reach = NixlReach(self, remote, offer.address, self._buffer())
@@ -158,13 +177,13 @@ class NixlAgent:
 
     def keep(self, buffer: _Memory) -> None:
         """A buffer is not used any more."""
-        with self._lock:
-            self._buffers.append(buffer)
+        self._buffers.append(buffer)
 
-    def lose(self, buffer: _Memory, handle: int) -> None:
-        """A buffer may still be written to."""
+    def lose(self, handle: int, buffer: _Memory, remote: _Remote) -> None:
+        """A read did not end; it is a user of the exporter until it does."""
         with self._lock:
-            self._lost.append((buffer, handle))
+            remote.users += 1
+        self._lost.append(_Lost(handle, buffer, remote))
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -183,30 +202,40 @@ class NixlAgent:
 
     def _remote(self, offer: NixlOffer) -> _Remote:
         """The exporter; it has one user more. Forgets others."""
+        spare = max(len(self._remotes) - MOST_REMOTES, 0)
+        for metadata, known in list(self._remotes.items()):
+            if not known.users and (known.failed or spare > 0):
+                spare -= not known.failed
+                del self._remotes[metadata]
+                self.agent.invalidateRemoteMD(known.name)
+        remote = self._remotes.pop(offer.metadata, None)
+        if remote is None:
+            try:
+                raw = base64.b64decode(offer.metadata, validate=True)
+            except binascii.Error:
+                raise TransferError("the exporter's metadata is none") from None
+            remote = _Remote(self.agent.loadRemoteMD(raw).decode())
+        self._remotes[offer.metadata] = remote  # as the latest
         with self._lock:
-            spare = max(len(self._remotes) - MOST_REMOTES, 0)
-            for metadata, known in list(self._remotes.items()):
-                if not known.users and (known.failed or spare > 0):
-                    spare -= not known.failed
-                    del self._remotes[metadata]
-                    self.agent.invalidateRemoteMD(known.name)
-            remote = self._remotes.pop(offer.metadata, None)
-            if remote is None:
-                try:
-                    metadata = base64.b64decode(offer.metadata, validate=True)
-                except binascii.Error:
-                    raise TransferError("the exporter's metadata is none") from None
-                remote = _Remote(self.agent.loadRemoteMD(metadata).decode())
-            self._remotes[offer.metadata] = remote  # as the latest
             remote.users += 1
-            return remote
+        return remote
 
     def _buffer(self) -> _Memory:
-        with self._lock:
-            if self._buffers:
-                return self._buffers.pop()
-            if len(self._lost) >= MOST_LOST:
-                raise TransferError(f"{MOST_LOST} reads did not end; NIXL is not used until the next start")
+        """One that nobody uses."""
+        for lost in list(self._lost):
+            try:
+                if self.agent.getXferStatus(lost.handle) == self.nixl.NIXL_IN_PROG:
+                    continue
+            except Exception:  # it has failed, and so ended
+                pass
+            self.agent.releaseXferReq(lost.handle)
+            self._lost.remove(lost)
+            self.leave(lost.remote)
+            self.keep(lost.buffer)
+        if self._buffers:
+            return self._buffers.pop()
+        if len(self._lost) >= MOST_LOST:
+            raise TransferError(f"{MOST_LOST} reads over NIXL have not ended yet")
         return _Memory(self.agent, self.nixl, self.backend, self._buffer_bytes)
 
 
@@ -272,35 +301,32 @@ class NixlReach:
         try:
             with self._agent.translated():
                 handle = agent.createXferReq(operation, ours, theirs, self._remote.name, b"", [backend])
-                ended = False
-                try:
-                    self._await(agent, handle)
-                    ended = True
-                finally:
-                    if ended:
-                        agent.releaseXferReq(handle)
-                    else:
-                        # Not released: UCX cannot call back what is on its way.
-                        self._agent.lose(self._buffer, handle)
-                        self._buffer = None
+                if not self._ended(handle):
+                    # Not released: UCX cannot call back what is on its way.
+                    self._agent.lose(handle, self._buffer, self._remote)
+                    self._buffer = None
+                    raise TransferError("the exporter does not answer, or is not asked any more")
         except TransferError:
             self._remote.failed = True
             raise
 
-    def _await(self, agent: Any, handle: int) -> None:
-        nixl = self._agent.nixl
-        state = agent.postXferReq(handle, b"")
+    def _ended(self, handle: int) -> bool:
+        """Whether a transfer comes to its end in time; releases it then. Raises what NIXL raises."""
+        nixl, agent = self._agent.nixl, self._agent.agent
         deadline, pause_s = time.monotonic() + READ_S, 20e-6
-        while state == nixl.NIXL_IN_PROG:
-            if self.cancelled:
-                raise TransferError("the transfer was called off", "late")
-            if time.monotonic() > deadline:
-                raise TransferError("the exporter does not answer")
-            time.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, 1e-3)
-            state = agent.getXferStatus(handle)
-        if state != nixl.NIXL_SUCCESS:
-            raise TransferError(f"NIXL: {state}")
+        try:
+            state = agent.postXferReq(handle, b"")
+            while state == nixl.NIXL_IN_PROG:
+                if self.cancelled or time.monotonic() > deadline:
+                    return False
+                time.sleep(pause_s)
+                pause_s = min(1.5 * pause_s, 1e-3)
+                state = agent.getXferStatus(handle)
+        except Exception:
+            agent.releaseXferReq(handle)
+            raise
+        agent.releaseXferReq(handle)
+        return True
 
 
 class NixlSource(RegionSource):

@@ -40,7 +40,7 @@ class NixlOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     metadata: Annotated[str, msgspec.Meta(max_length=1 << 16)]
     """Of the exporter's agent, in base64."""
-    address: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+    address: Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
     """Of the region, in the exporter's process."""
     proof: Annotated[str, msgspec.Meta(max_length=64)]
     """That who says this knows the secret."""
@@ -55,7 +55,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Unix time."""
     path: Annotated[str, msgspec.Meta(max_length=64)] = ""
     """Of the exporter's memory, for importers of its machine,"""
-    at: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)] = 0
+    at: Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)] = 0
     """and where in it the region begins."""
     host: Annotated[str, msgspec.Meta(max_length=255)] = ""
     """Of the exporter, if it has importers elsewhere too."""
@@ -70,10 +70,16 @@ class Source(Protocol):
     """The importer's end of a transfer."""
 
     contents: Contents
-    seconds: float
-    """Spent on pages that were ready."""
-    complete_at: float
-    """When the last page was ready, by this machine's monotonic clock; 0: not known."""
+
+    @property
+    def seconds(self) -> float:
+        """Spent on pages that were ready."""
+        ...
+
+    @property
+    def complete_at(self) -> float:
+        """When the last page was ready, by this machine's monotonic clock; 0: not known."""
+        ...
 
     def read(self, first: int, views: Sequence[memoryview]) -> int:
         """Fills the views with the pages from number ``first`` on, and waits for them; returns how many, from

@@ -21,6 +21,7 @@ from tenfold.constraints.compiler import Compiler
 from tenfold.engine.engine import Engine
 from tenfold.engine.limits import EngineConfig
 from tenfold.graph.graph import Graph
+from tenfold.kv.choice import transfer_between_machines
 from tenfold.kv.disk import DiskTier, default_disk_bytes, least_disk_bytes
 from tenfold.kv.identity import page_identity
 from tenfold.kv.imports import Transfer
@@ -170,7 +171,7 @@ def open_transfer(settings: EngineSettings, identity: str, page_bytes: int, most
     if host is None:
         return Transfer.on_this_machine(identity, page_bytes, most_bytes)
     secret = load_secret(settings.transfer_secret or "")
-    return Transfer.over_tcp(identity, page_bytes, most_bytes, secret, host)
+    return transfer_between_machines(settings.kv_transport, identity, page_bytes, most_bytes, secret, host)
 
 
 def open_tier(settings: EngineSettings, info: ProgramInfo, identity: str) -> DiskTier:
