@@ -432,7 +432,7 @@ _JSON = st.recursive(
 _FIELDS = (*Handoff.__struct_fields__, *NixlOffer.__struct_fields__, "other")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(_FIELDS),
@@ -451,8 +451,8 @@ def test_a_handoff_is_whole_or_none(said: dict[str, Any]) -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40_000)), max_size=60))
 def test_no_two_regions_share_memory(steps: list[tuple[bool, int]]) -> None:
-    """Promise: what is lent is apart from all else that is lent, whole, and within the arena; all of it can be
-    had again when all was given back."""
+    """Promise: what is lent is apart from all else that is lent, whole, and within the arena; all of it can
+    be had again when all was given back."""
     arena = Arena(1 << 18)
     lent: dict[int, int] = {}
     for take, number in steps:

@@ -63,7 +63,7 @@ def cluster_settings(
             raise click.UsageError(f"{option} is for prefill and decode workers, which send each other pages")
     if kv_transport in ("tcp", "nixl") and secret_file is None:
         raise click.UsageError(
-            f"--kv-transport {kv_transport} is between workers that have a secret; give --secret-file FILE too"
+            f"--kv-transport {kv_transport} needs a secret that the workers share: give --secret-file FILE"
         )
     if kv_transport == "nixl":
         from tenfold.kv.nixl import check_installed

@@ -2,9 +2,9 @@
 engine's start to its end.
 
 So whoever reads it from elsewhere (NIXL, which registers memory once and then reads past its owner) can come
-late and find other pages there, but never no memory. Memory is taken from the system when it is first written,
-and kept: what is there already is filled three times as fast. It is a memfd: it has no name that could be left
-behind, and is gone with the last process that has it open.
+late and find other pages there, but never no memory. Memory is taken from the system when it is first
+written, and kept: what is there already is filled three times as fast. It is a memfd: it has no name that
+could be left behind, and is gone with the last process that has it open.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Which transport a handoff's pages come by.
 
-Within a machine it is memory, which beats the others several times over and is told from them at no cost: the
-handoff's path opens. From another machine, where both TCP and NIXL are on offer, what decides is how fast each
-has brought pages from that exporter's host: the first import is TCP's, the second NIXL's, the further ones the
-faster one's, and every `RETRY`-th the other's, as networks change.
+Within a machine it is memory, which beats the others several times over (docs/benchmarks.md). From another
+machine, where both TCP and NIXL are on offer, what decides is how fast each has brought pages from that
+exporter's host: the first import is TCP's, the second NIXL's, the further ones the faster one's, and every
+`RETRY`-th the other's, as networks change.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from tenfold.protocol import KVTransport
 log = logging.getLogger(__name__)
 
 Name = Literal["memory", "tcp", "nixl"]
+"""Of a transport."""
 RETRY = 64
 MOST_HOSTS = 1024
+"""Remembered."""
 NEW_WEIGHT = 0.25
 """Of a further measurement."""
 
@@ -79,8 +81,7 @@ class _Host(msgspec.Struct):
 
 
 class Choice:
-    """Opens handoffs; an `Opener`. ``openers``: the transports that are to be used, those that need no
-    measuring to be preferred first."""
+    """Opens handoffs; an `Opener`. ``openers``: the transports that are to be used."""
 
     def __init__(self, openers: dict[Name, Opener], host: str | None = None) -> None:
         """``host``: this machine's address; None: all handoffs are from this machine."""
@@ -107,8 +108,8 @@ class Choice:
                     raise
         if not usable:
             raise TransferError(
-                f"the exporter offers nothing that is used here ({', '.join(self._openers)}); is --kv-transport "
-                "the same on both sides?"
+                f"the exporter offers nothing that is used here ({', '.join(self._openers)}); is "
+                "--kv-transport the same on both sides?"
             )
         if len(usable) == 1:
             return self._openers[usable[0]](handoff)

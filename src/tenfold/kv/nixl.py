@@ -1,12 +1,12 @@
-"""Pages over NVIDIA's NIXL (its UCX backend): RDMA, shared memory or TCP, whatever UCX finds; no GPU is needed.
+"""Pages over NVIDIA's NIXL and its UCX backend: RDMA, shared memory or TCP, whatever UCX finds, without a GPU.
 
-The exporter registers its arena once and does nothing more; importers read the regions in it (`tenfold.kv.region`)
-from afar, the head too, which says how many pages are ready, and write into it that they have taken them. So no
-engine ever waits for NIXL, only the importer's reading threads do, and those with deadlines.
+The exporter registers its arena once and does nothing more. Importers read the regions in it from afar
+(`tenfold.kv.region`), with the head, which says how many pages are ready, and write there that they have taken
+them. So no engine ever waits for NIXL; an importer's reading threads do, with deadlines.
 
-NIXL has no authentication: who reaches a worker's UCX ports and knows the protocol can read and write its memory.
-A handoff is signed with the secret, since what an agent is told about others must come from them. Beyond that, this
-is for a network of one's own.
+NIXL has no authentication: who reaches a worker's UCX ports and knows the protocol can read and write its
+memory. A handoff is signed with the secret, so that an agent is told of other agents by those alone. Beyond
+that, this is for a network of one's own.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ INSTALL = "pip install --no-deps nixl==1.5.2 nixl-cu12==1.5.1"
 READ_S = 3.0
 """A read, of a few pages and with the connection that it may need, takes no longer, or it never ends."""
 LONGEST_POLL_S = 0.01
-"""An importer that waits for pages looks this often at the exporter's head: over TCP that takes both 0.1 to 0.3 ms of
-CPU time."""
+"""An importer that waits for long looks at the exporter's head this often: over TCP that takes each of them
+0.1 to 0.3 ms of CPU time."""
 PROGRESS_US = 100_000
-"""NIXL's thread sleeps until something happens, and so long at most. (At 0, as NIXL's own Python class has it, it
-takes a core for itself.)"""
+"""NIXL's thread sleeps until something happens, and so long at most. At 0, which is what NIXL's own Python
+class sets, it spins and takes a core for itself."""
 MOST_REMOTES = 64
 """Exporters to which connections are kept."""
 MOST_LOST = 64
@@ -102,11 +102,11 @@ class _Lost(NamedTuple):
 
 
 class NixlAgent:
-    """One engine's part in NIXL: offers what is in its arena, and opens what others offer. Owns the agent, whose
-    ports are open until `close`."""
+    """One engine's part in NIXL: offers what is in its arena, and opens what others offer. Owns the agent,
+    whose ports are open until `close`."""
 
     def __init__(self, arena: Arena, page_bytes: int, secret: bytes) -> None:
-        """Raises NixlMissing, ValueError for a secret that is too short, and OSError if UCX cannot work here."""
+        """Raises NixlMissing, ValueError for a secret that is too short, OSError if UCX cannot work here."""
         self.nixl = nixl = bindings()
         self._secret = check_secret(secret)
         self._contact = threading.Lock()
@@ -149,7 +149,7 @@ class NixlAgent:
         offer = handoff.nixl
         if offer is None:
             raise TransferError("the exporter does not offer NIXL")
-        if not hmac.compare_digest(offer.proof, self._sign(offer.metadata, offer.address)):
+        if not hmac.compare_digest(offer.proof.encode(), self._sign(offer.metadata, offer.address).encode()):
             raise TransferError("the exporter does not know the secret")
         with self._contact, self.translated():
             remote = self._remote(offer)
@@ -240,9 +240,9 @@ class NixlAgent:
 
 
 class NixlReach:
-    """A region that another agent offers; see `tenfold.kv.region.Reach`. What is read comes into a buffer of the
-    agent's first: a read that is given up must not write to pages that are someone else's by then. For one
-    thread."""
+    """A region that another agent offers; see `tenfold.kv.region.Reach`. What is read comes into a buffer of
+    our agent's first: a read that is given up must not write to pages that are someone else's by then. For
+    one thread."""
 
     def __init__(self, agent: NixlAgent, remote: _Remote, address: int, buffer: _Memory) -> None:
         self._agent = agent
@@ -292,8 +292,8 @@ class NixlReach:
         self._agent.leave(self._remote)
 
     def _move(self, operation: Any, at: int, size: int) -> None:
-        """Between the region and the beginning of the buffer. Raises TransferError when it does not come to an
-        end."""
+        """Between the region and the beginning of the buffer. Raises TransferError when it fails, or does not
+        end in time."""
         assert self._buffer is not None
         nixl, agent, backend = self._agent.nixl, self._agent.agent, self._agent.backend
         ours = nixl.nixlXferDList(nixl.DRAM_SEG, [(self._buffer.address, size, 0)])

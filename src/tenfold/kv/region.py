@@ -10,8 +10,8 @@ chain.
 
 The exporter writes a page and its sum, then counts it as ready in the head; an importer reads no page
 before, and looks at the head again after it: a region that was given up has another generation there, or
-whatever else the memory (`tenfold.kv.arena`) holds by then. The exporter reads and writes by system calls, and
-so do importers of its machine: memory that is missing is an error and not a signal.
+whatever else the memory (`tenfold.kv.arena`) holds by then. The exporter reads and writes by system calls,
+and so do importers of its machine: memory that is missing is an error and not a signal.
 """
 
 from __future__ import annotations
