@@ -1,8 +1,8 @@
-"""Pages over NVIDIA's NIXL and its UCX backend: RDMA, shared memory or TCP, whatever UCX finds, without a GPU.
+"""Pages over NVIDIA's NIXL with its UCX backend: RDMA, shared memory or TCP, whatever UCX finds, no GPU.
 
 The exporter registers its arena once and does nothing more. Importers read the regions in it from afar
-(`tenfold.kv.region`), with the head, which says how many pages are ready, and write there that they have taken
-them. So no engine ever waits for NIXL; an importer's reading threads do, with deadlines.
+(`tenfold.kv.region`), with the head, which says how many pages are ready, and write there that they have
+taken them. So no engine ever waits for NIXL; an importer's reading threads do, with deadlines.
 
 NIXL has no authentication: who reaches a worker's UCX ports and knows the protocol can read and write its
 memory. A handoff is signed with the secret, so that an agent is told of other agents by those alone. Beyond
