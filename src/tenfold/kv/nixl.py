@@ -34,6 +34,7 @@ from tenfold.kv.transfer import READ_PAGES, Handoff, NixlOffer, RegionSource
 log = logging.getLogger(__name__)
 
 INSTALL = "pip install --no-deps nixl==1.5.2 nixl-cu12==1.5.1"
+"""Without its dependencies, one of which is not on PyPI, and of which nothing here is needed."""
 READ_S = 3.0
 """A read, of a few pages and with the connection that it may need, takes no longer, or it never ends."""
 LONGEST_POLL_S = 0.01
