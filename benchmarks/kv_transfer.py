@@ -138,11 +138,10 @@ def show(found: dict[str, list[float]]) -> None:
 def export(count: int, page_bytes: int, host: str) -> None:
     """The other process: prints a handoff for each transport that there is, and waits until it is ended."""
     arena = Arena(count * page_bytes + (1 << 20))
-    exports = Exports("id", page_bytes, arena, [offer_memory, PageServer(SECRET, host).offer])
+    offers: list[Offer] = [offer_memory, PageServer(SECRET, host).offer]
     with contextlib.suppress(NixlMissing):
-        exports = Exports(
-            "id", page_bytes, arena, [*exports._offers, NixlAgent(arena, page_bytes, SECRET).offer]
-        )
+        offers.append(NixlAgent(arena, page_bytes, SECRET).offer)
+    exports = Exports("id", page_bytes, arena, offers)
     handoff = exports.begin("a", "", bytes(4 * PAGE_ROWS * count), count)
     for _ in range(count):
         exports.add("a", [memoryview(random.randbytes(page_bytes))])

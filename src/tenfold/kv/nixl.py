@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import importlib.util
+import importlib
 import logging
 import mmap
 import os
@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import addressof, c_char
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from tenfold.kv.arena import Arena
@@ -56,7 +57,7 @@ class NixlMissing(ValueError):
 
 def check_installed() -> None:
     """Raises NixlMissing. Quick: NIXL itself takes seconds to import."""
-    if importlib.util.find_spec("nixl") is None:
+    if find_spec("nixl") is None:
         raise NixlMissing(f"NIXL is not installed: {INSTALL}")
 
 
