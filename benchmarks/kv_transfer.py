@@ -47,6 +47,7 @@ from tenfold.kv.transfer import (
     Exports,
     Handoff,
     MemorySource,
+    Offer,
     Opener,
     Source,
     offer_memory,
