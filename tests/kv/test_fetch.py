@@ -241,7 +241,7 @@ def test_without_room_a_fetch_waits_for_it() -> None:
     made.close()
 
 
-@pytest.mark.parametrize("handoff", [{}, {"transport": "memory", "path": "/proc/1/fd/0", "expires": 1e12}])
+@pytest.mark.parametrize("handoff", [{}, {"pages": 6, "path": "/proc/1/fd/0", "expires": 1e12}])
 def test_a_fetch_of_nothing_is_no_error(handoff: dict[str, Any]) -> None:
     """Promise: whatever a handoff says, the request that follows is answered."""
     made = Pair("memory")
