@@ -24,7 +24,7 @@ from tenfold.engine.limits import EngineConfig
 from tenfold.kv import nixl
 from tenfold.kv.arena import Arena
 from tenfold.kv.imports import Transfer
-from tenfold.kv.region import Contents, Region, TransferError, right
+from tenfold.kv.region import Contents, FileReach, Mapped, Region, TransferError, right
 from tenfold.kv.segment import token_bytes
 from tenfold.kv.tcp import _ASK, _LENGTH, PageServer, TcpSource, _fill, _receive
 from tenfold.kv.transfer import (
@@ -79,18 +79,22 @@ class Pair:
         offer, _, end_one = end_of(transport, arena)
         _, open, end_two = end_of(transport, none)
         self._ends = (end_one, end_two)
+
+        def near(handoff: Handoff) -> bool:
+            return transport == "memory"
+
         self.arena = arena
         self.exports = Exports("same", PAGE, arena, [offer], lease_s)
         config = EngineConfig(max_batch_tokens=32)
         self.one = Engine(
             FakeProgram(kv_pages=pages.get("one", 64)),
             config,
-            transfer=Transfer(identity="same", exports=self.exports, open=open),
+            transfer=Transfer(identity="same", exports=self.exports, open=open, near=near),
         )
         self.two = Engine(
             FakeProgram(kv_pages=pages.get("two", 64)),
             config,
-            transfer=Transfer(identity="same", exports=Exports("same", PAGE, none), open=open),
+            transfer=Transfer(identity="same", exports=Exports("same", PAGE, none), open=open, near=near),
         )
 
     def prefill(self, one: Request) -> list[Chunk]:
@@ -449,6 +453,31 @@ def test_memory_that_is_used_again_is_not_taken_for_what_it_held(transport: str)
     exports.close()
     end_two()
     end_one()
+
+
+def test_what_is_read_of_a_region_is_its_own() -> None:
+    """Promise: who has seen that all is there, and then reads sums or the token, is refused when another
+    region took the place in between; and a token of the one before is none of the new one's."""
+    arena = Arena(1 << 20)
+
+    def filled(byte: int, token: int | None) -> Region:
+        region = Region(CONTENTS, arena)
+        region.add([memoryview(bytes([byte]) * PAGE)] * 4)
+        assert region.end(token)
+        return region
+
+    first = filled(1, 7)
+    early = Mapped(FileReach(first.file, first.at))
+    assert (early.progress(), early.token()) == ((4, "complete"), 7)
+    first.close()
+    second = filled(2, None)
+    assert second.at == first.at
+    for read in (early.token, early.complete_at, lambda: early.sums(0, 4)):
+        with pytest.raises(TransferError, match="given the region up"):
+            read()
+    assert Mapped(FileReach(second.file, second.at)).token() is None
+    second.close()
+    arena.close()
 
 
 _JSON = st.recursive(

@@ -61,9 +61,8 @@ def transfer_between_machines(
             openers["nixl"] = agent.open
     log.info("KV pages come by %s (--kv-transport %s)", " or ".join(openers), transport)
     exports = Exports(identity, page_bytes, arena, offers)
-    return Transfer(
-        identity=identity, exports=exports, open=Choice(openers, host if transport == "auto" else None)
-    )
+    choice = Choice(openers, host if transport == "auto" else None)
+    return Transfer(identity=identity, exports=exports, open=choice, near=choice.near)
 
 
 class _Host(msgspec.Struct):
@@ -93,7 +92,7 @@ class Choice:
     def __call__(self, handoff: Handoff) -> Source:
         """Raises TransferError, OSError."""
         offered: dict[Name, bool] = {
-            "memory": bool(handoff.path) and self._host in (None, handoff.host),
+            "memory": self.near(handoff),
             "tcp": bool(handoff.port),
             "nixl": handoff.nixl is not None,
         }
@@ -120,6 +119,10 @@ class Choice:
             if getattr(error, "reason", "broken") == "broken":
                 self._heard(handoff.host, name, 0.0)
             raise
+
+    def near(self, handoff: Handoff) -> bool:
+        """Whether a handoff's pages are looked for in this machine's memory."""
+        return "memory" in self._openers and bool(handoff.path) and self._host in (None, handoff.host)
 
     def _next(self, address: str, usable: Sequence[Name]) -> Name:
         with self._lock:

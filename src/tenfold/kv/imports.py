@@ -46,22 +46,25 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     exports: Exports
     open: Opener
     """Opens the importer's end of a transfer."""
+    near: Callable[[Handoff], bool]
+    """Whether what is opened is this machine's memory, which is a matter of microseconds."""
 
     @staticmethod
     def on_this_machine(identity: str, page_bytes: int, most_bytes: int) -> Transfer:
         """Through memory alone; ``most_bytes`` of it for pages that wait for their importers."""
         exports = Exports(identity, page_bytes, Arena(most_bytes))
-        return Transfer(identity=identity, exports=exports, open=MemorySource)
+        return Transfer(identity=identity, exports=exports, open=MemorySource, near=lambda _: True)
 
 
 class _Incoming:
     """The source of an import. It is opened, read and told that all was taken by a reading thread: a host
     that does not answer holds up no engine."""
 
-    def __init__(self, handoff: Handoff, opener: Opener, check: Check) -> None:
+    def __init__(self, handoff: Handoff, transfer: Transfer, check: Check, news: threading.Event) -> None:
         self._handoff = handoff
-        self._opener = opener
+        self._transfer = transfer
         self._check = check
+        self._news = news
         self._source: Source | None = None
         self._lock = threading.Lock()
         self._ended = False
@@ -91,9 +94,12 @@ class _Incoming:
 
     @property
     def ended(self) -> bool:
-        """See `Source.ended`; for the engine's thread."""
+        """See `Source.ended`; of what is being opened, whether that will be known at once. For the engine's
+        thread."""
         with self._lock:
-            return self._source is not None and not self._ended and self._source.ended
+            if self._source is None:
+                return self._transfer.near(self._handoff)
+            return not self._ended and self._source.ended
 
     def cancel(self) -> None:
         """See `Source.cancel`."""
@@ -110,11 +116,12 @@ class _Incoming:
 
     def _opened(self) -> Source:
         if self._source is None:
-            source = self._opener(self._handoff)
+            source = self._transfer.open(self._handoff)
             with self._lock:
                 self._source = source
                 if self._ended:
                     source.close()
+            self._news.set()  # whoever waits for `ended` knows now
             self._check(source.contents)
         return self._source
 
@@ -257,7 +264,8 @@ class Imports:
             cache.close(table)
             self._failed("the handoff came too late", "late")
             return True
-        incoming = _Incoming(handoff, self._transfer.open, self._check(handoff, namespace, tokens))
+        check = self._check(handoff, namespace, tokens)
+        incoming = _Incoming(handoff, self._transfer, check, self._news)
         first = table.size
         last = min(handoff.pages, (len(tokens) - left) // PAGE_ROWS)
         if last <= first or not cache.extend(table, last * PAGE_ROWS):
