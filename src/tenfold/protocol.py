@@ -14,6 +14,8 @@ ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "gramm
 WorkerRole = Literal["mixed", "prefill", "decode"]
 """What a worker is for: ``mixed``, prompts and answers; ``prefill``, prompts, whose pages and first token
 others take over; ``decode``, answers. Any worker can do all of it, and does where nobody else is left."""
+KVTransport = Literal["auto", "memory", "tcp", "nixl"]
+"""How KV pages go from one worker to another; ``auto``: see `kv.choice`."""
 PoolingKind = Literal["mean", "last"]
 
 
@@ -311,6 +313,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     alone."""
     transfer_secret: str | None = None
     """File with the secret that they have too."""
+    kv_transport: KVTransport = "auto"
+    """How pages come from them. Without an address it is memory."""
     workers: int = 1
     """So many workers share this machine: cores (unless ``threads`` says how many) and KV memory (also
     ``kv_memory_bytes``) are divided among them."""

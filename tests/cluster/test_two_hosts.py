@@ -24,10 +24,10 @@ from tests.helpers.cluster_requests import (
     handed_over,
     needs_dynamo,
 )
-from tests.helpers.namespaces import TwoHosts, needs_namespaces, two_hosts
+from tests.helpers.namespaces import Host, two_hosts_or_skip
 from tests.helpers.server_process import wait_for
 
-pytestmark = [needs_dynamo, needs_namespaces()]
+pytestmark = needs_dynamo
 CLI = [sys.executable, "-c", "from tenfold.cli import main; main()"]
 
 
@@ -37,47 +37,49 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hosts() -> Iterator[TwoHosts]:
-    with two_hosts() as hosts:
-        yield hosts
+def hosts() -> Iterator[tuple[Host, Host]]:
+    """Of which this process reaches the first alone."""
+    with two_hosts_or_skip(reached=True) as pair:
+        yield pair
 
 
 @pytest.fixture
-def cluster(model: Path, hosts: TwoHosts, tmp_path: Path) -> Iterator[ClusterProcess]:
+def cluster(model: Path, hosts: tuple[Host, Host], tmp_path: Path) -> Iterator[ClusterProcess]:
     """Front and decode worker on the near host, a prefill worker on the far one. Files are shared."""
+    near, far = hosts
     secret = tmp_path / "secret"
     secret.touch(0o600)
     secret.write_text("f" * 40)
-    transfer = {"transfer_address": hosts.near, "transfer_secret": str(secret)}
+    transfer = {"transfer_address": near.address, "transfer_secret": str(secret)}
     with (
         running_cluster(
-            *(tmp_path, model, ("decode",), hosts.within(near=True), transfer),
-            address=hosts.near,
-            host=hosts.reached,
+            *(tmp_path, model, ("decode",), near.command(), transfer),
+            address=near.address,
+            host=near.reached,
         ) as cluster,
         (tmp_path / "logs" / "far.log").open("w") as log,
     ):
         role = ["--cluster", "dynamo", "--role", "prefill"]
-        events = ":".join(map(str, (hosts.near, *EVENT_PORTS)))
+        events = ":".join(map(str, (near.address, *EVENT_PORTS)))
         options = ["--name", NAME, "--threads", "1", "--kv-memory", "64MiB", "--secret-file", str(secret)]
-        where = ["--discovery", str(tmp_path / "discovery"), "--events", events, "--address", hosts.far]
-        far = subprocess.Popen(
-            [*hosts.within(near=False), *CLI, "worker", str(model), *role, *options, *where],
+        where = ["--discovery", str(tmp_path / "discovery"), "--events", events, "--address", far.address]
+        process = subprocess.Popen(
+            far.command(*CLI, "worker", str(model), *role, *options, *where),
             stdout=log,
             stderr=log,
         )
         try:
             yield cluster
         finally:
-            far.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
             try:
-                far.wait(30)
+                process.wait(30)
             except subprocess.TimeoutExpired:
-                far.kill()
-                far.wait()
+                process.kill()
+                process.wait()
 
 
-def test_pages_come_from_another_host(model: Path, hosts: TwoHosts, cluster: ClusterProcess) -> None:
+def test_pages_come_from_another_host(model: Path, hosts: tuple[Host, Host], cluster: ClusterProcess) -> None:
     """Promise: with prompts computed on one host and answers on another, and pages going over TCP between
     them, texts are those of one machine. When the link goes down no request is lost: streams go on, and
     prompts are computed where they are; when it is back, they are computed on the far host again."""
@@ -92,12 +94,12 @@ def test_pages_come_from_another_host(model: Path, hosts: TwoHosts, cluster: Clu
         with ThreadPoolExecutor(8) as pool:
             streams = [pool.submit(Streamed, cluster.url, each) for each in before]
             time.sleep(0.5)
-            hosts.cut()
+            hosts[0].connect(False)
             streams += [pool.submit(Streamed, cluster.url, each) for each in after]
             assert not handed_over(cluster)
             got = [stream.result() for stream in streams]
         assert [each.all for each in got] == expected, cluster.logs()
         assert max(each.gap_s for each in got) < LONGEST_GAP_S
-        hosts.mend()
+        hosts[0].connect(True)
         wait_for(lambda: handed_over(cluster), 60)
         assert answer(cluster.url, body(9)) == answer(server.url, body(9))

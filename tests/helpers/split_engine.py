@@ -100,7 +100,7 @@ def _spoil_regions(fake: SplitFake) -> None:
     def spoilt(region: Region, pages: Sequence[memoryview]) -> None:
         at = fake.corrupt_page
         if at is not None and region.ready <= at < region.ready + len(pages):
-            spoil.append(region.contents.page_at(at))
+            spoil.append(region.at + region.contents.page_at(at))
         add(region, pages)
         if fake.die_at_page and region.ready >= fake.die_at_page:
             time.sleep(0.05)  # what is ready is being read

@@ -18,7 +18,7 @@ from tenfold.kv import imports
 from tenfold.protocol import Chunk, Fetch, Request
 from tests.helpers.requests import Outcome, request, run
 from tests.kv.test_tier import alone, prompt
-from tests.kv.test_transfer import Pair, coming
+from tests.kv.test_transfer import TRANSPORTS, Pair, coming
 
 ASKED = request("a", prompt(1), max_tokens=20, ignore_eos=True)
 
@@ -108,11 +108,34 @@ def test_it_is_in_the_next_step_that_begins(monkeypatch: pytest.MonkeyPatch, len
     made.close()
 
 
-def test_prompts_leave_rows_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_it_goes_on_without_a_word(transport: str) -> None:
+    """Promise: whatever brings the pages brings the first token too, and the request goes on behind it before
+    it comes itself."""
+    made = Pair(transport)
+    made.one.add(replace(ASKED, prefill_only=True))
+    (early,) = made.one.step()
+    made.two.fetch(fetch(ASKED, early.handoff))
+    last = until(lambda: not made.one.has_work, made.one)[-1]
+    outcome = Outcome(tokens=list(last.tokens))
+    while outcome.finish is None:
+        for chunk in until(lambda: made.two.load().running > 0, made.two) + made.two.step():
+            outcome.hear(chunk)
+        if outcome.cached:
+            made.two.add(replace(ASKED, output=last.tokens, handoff=last.handoff))
+            run(made.two, (), {"a": outcome})
+    law = alone(ASKED)
+    assert (outcome.tokens, outcome.finish, outcome.cached) == (law.tokens, law.finish, [96])
+    assert made.counts().imports == {"imported": 1}
+    made.close()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_prompts_leave_rows_for_it(monkeypatch: pytest.MonkeyPatch, transport: str) -> None:
     """Promise: it is in the next step also where that is full of a prompt's rows and other prompts wait; they
     go on after it, in their order, with their texts."""
     monkeypatch.setattr(engine_module, "LAST_PAGES_S", 60.0)
-    made = Pair("memory")
+    made = Pair(transport)
     streams(made.two)
     long = [request(f"l{n}", prompt(n + 8, 150), max_tokens=3, ignore_eos=True) for n in range(2)]
     last = made.prefill(ASKED)[-1]
@@ -121,6 +144,10 @@ def test_prompts_leave_rows_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
         made.two.add(one)
     made.two.step()
     made.two.fetch(fetch(ASKED, last.handoff))
+    if transport != "memory":  # which alone is waited for
+        assert made.two._imports is not None
+        (arrival,) = made.two._imports._arrivals.under_way
+        until(lambda: arrival.over)
     begun: dict[str, int] = {}
     for step in range(100):
         for chunk in made.two.step():
@@ -157,10 +184,11 @@ def test_it_may_end_before_it_is_sent(given_up: bool) -> None:
     made.close()
 
 
-def test_a_prompt_whose_answer_has_ended_is_not_gone_on_with() -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_prompt_whose_answer_has_ended_is_not_gone_on_with(transport: str) -> None:
     """Promise: where the first token is the last, nobody goes on behind it."""
     stops = replace(ASKED, params=replace(ASKED.params, stop_token_ids=(alone(ASKED).tokens[0],)))
-    made = Pair("memory")
+    made = Pair(transport)
     made.one.add(replace(stops, prefill_only=True))
     (early,) = made.one.step()
     made.two.fetch(fetch(stops, early.handoff))
@@ -241,7 +269,7 @@ def test_without_room_a_fetch_waits_for_it() -> None:
     made.close()
 
 
-@pytest.mark.parametrize("handoff", [{}, {"transport": "memory", "path": "/proc/1/fd/0", "expires": 1e12}])
+@pytest.mark.parametrize("handoff", [{}, {"pages": 6, "path": "/proc/1/fd/0", "expires": 1e12}])
 def test_a_fetch_of_nothing_is_no_error(handoff: dict[str, Any]) -> None:
     """Promise: whatever a handoff says, the request that follows is answered."""
     made = Pair("memory")

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from msgspec.structs import replace
 
 from tenfold.engine.engine import Engine
 from tenfold.engine.limits import EngineConfig
-from tenfold.kv.imports import Opener, Transfer
-from tenfold.kv.region import Contents, Region, TransferError, right
+from tenfold.kv import nixl
+from tenfold.kv.arena import Arena
+from tenfold.kv.imports import Transfer
+from tenfold.kv.region import Contents, FileReach, Mapped, Region, TransferError, right
 from tenfold.kv.segment import token_bytes
-from tenfold.kv.tcp import _ASK, _LENGTH, PageServer, TcpSource, _fill, _receive, opener
-from tenfold.kv.transfer import Exports, Handoff, MemorySource, await_pages
+from tenfold.kv.tcp import _ASK, _LENGTH, PageServer, TcpSource, _fill, _receive
+from tenfold.kv.transfer import (
+    Exports,
+    Handoff,
+    MemorySource,
+    NixlOffer,
+    Offer,
+    Opener,
+    await_pages,
+    offer_memory,
+)
 from tenfold.protocol import Chunk, Request, TransferCounts
 from tests.helpers.fake_program import FakeProgram
 from tests.helpers.requests import Outcome, request, run
@@ -36,26 +51,50 @@ def coming(engine: Engine) -> bool:
     return engine._imports is not None and bool(engine._imports.tables())
 
 
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec("nixl") is None, reason=f"needs NIXL: {nixl.INSTALL}"
+)
+TRANSPORTS = ["memory", "tcp", pytest.param("nixl", marks=needs_nixl)]
+"""Each does all that a transport must; NIXL within this machine by whatever UCX finds."""
+
+
+def end_of(transport: str, arena: Arena) -> tuple[Offer, Opener, Callable[[], None]]:
+    """An engine's end of one transport: how it offers, how it opens, how all of that ends."""
+    if transport == "tcp":
+        server = PageServer(SECRET, "127.0.0.1")
+        return server.offer, lambda handoff: TcpSource(handoff, SECRET), server.close
+    if transport == "nixl":
+        agent = nixl.NixlAgent(arena, PAGE, SECRET)
+        return agent.offer, agent.open, agent.close
+    return offer_memory, MemorySource, lambda: None
+
+
 class Pair:
-    """Two engines, and what connects them."""
+    """Two engines, and what connects them: one transport and no other."""
 
     def __init__(
         self, transport: str, most_bytes: int = 1 << 20, lease_s: float = 30.0, **pages: int
     ) -> None:
-        self.server = PageServer(SECRET, "127.0.0.1") if transport == "tcp" else None
-        offer = None if self.server is None else self.server.offer
-        openers: dict[str, Opener] = {"memory": MemorySource, "tcp": opener(SECRET)}
-        self.exports = Exports("same", PAGE, most_bytes, offer, lease_s)
+        arena, none = Arena(most_bytes), Arena(0)
+        offer, _, end_one = end_of(transport, arena)
+        _, open, end_two = end_of(transport, none)
+        self._ends = (end_one, end_two)
+
+        def near(handoff: Handoff) -> bool:
+            return transport == "memory"
+
+        self.arena = arena
+        self.exports = Exports("same", PAGE, arena, [offer], lease_s)
         config = EngineConfig(max_batch_tokens=32)
         self.one = Engine(
             FakeProgram(kv_pages=pages.get("one", 64)),
             config,
-            transfer=Transfer(identity="same", exports=self.exports, openers=openers),
+            transfer=Transfer(identity="same", exports=self.exports, open=open, near=near),
         )
         self.two = Engine(
             FakeProgram(kv_pages=pages.get("two", 64)),
             config,
-            transfer=Transfer(identity="same", exports=Exports("same", PAGE, 0), openers=openers),
+            transfer=Transfer(identity="same", exports=Exports("same", PAGE, none), open=open, near=near),
         )
 
     def prefill(self, one: Request) -> list[Chunk]:
@@ -83,11 +122,11 @@ class Pair:
         """Ends all."""
         self.one.close()
         self.two.close()
-        if self.server is not None:
-            self.server.close()
+        for end in self._ends:
+            end()
 
 
-@pytest.fixture(params=["memory", "tcp"])
+@pytest.fixture(params=TRANSPORTS)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Two engines for each transport."""
     made = Pair(request.param)
@@ -151,7 +190,7 @@ def test_a_corrupt_page_is_computed(pair: Pair, page: int) -> None:
     """No page whose checksum is wrong enters the cache, nor any after it."""
     chunks = pair.prefill(ASKED)
     (export,) = pair.exports._lent
-    at = export.region.contents.page_at(page) + 7
+    at = export.region.at + export.region.contents.page_at(page) + 7
     byte = os.pread(export.region.file, 1, at)
     os.pwrite(export.region.file, bytes([byte[0] ^ 1]), at)
     found = pair.decode(ASKED, chunks[-1], chunks[-1].handoff)
@@ -160,15 +199,19 @@ def test_a_corrupt_page_is_computed(pair: Pair, page: int) -> None:
     assert pair.counts().imports == {"partly" if page else "failed": 1}
 
 
+GOOD: dict[str, Any] = {"pages": 6, "expires": 1e12}
 BAD: list[dict[str, Any]] = [
     {},
-    {"transport": 3},
-    {"transport": "pigeon", "expires": 1e12},
-    {"transport": "memory", "path": "/etc/passwd", "expires": 1e12},
-    {"transport": "memory", "path": f"/proc/{os.getpid()}/fd/99999", "expires": 1e12},
-    {"transport": "memory", "path": f"/proc/{os.getpid()}/fd/0", "expires": 1e12},
-    {"transport": "tcp", "host": "127.0.0.1", "port": 1, "key": "x", "expires": 1e12},
-    {"transport": "memory", "unknown": 1, "expires": 1e12},
+    {**GOOD, "pages": 0},
+    {**GOOD, "expires": "never"},
+    GOOD,
+    {**GOOD, "path": "/etc/passwd"},
+    {**GOOD, "path": f"/proc/{os.getpid()}/fd/99999"},
+    {**GOOD, "path": f"/proc/{os.getpid()}/fd/0"},
+    {**GOOD, "host": "127.0.0.1", "port": 1, "key": "x"},
+    {**GOOD, "unknown": 1},
+    {**GOOD, "nixl": {}},
+    {**GOOD, "nixl": {"metadata": "x" * 100_000, "address": 0, "proof": ""}},
 ]
 
 
@@ -313,33 +356,50 @@ def test_any_handovers(seeds: list[int], early: bool, aborts: set[int], pages: i
 
 
 EXPORTER = """
-import time
-from tenfold.kv.region import Region
+import json, sys, time
 from tests.kv.test_transfer import *
-region = Region(CONTENTS)
-region.add([memoryview(bytes([1]) * PAGE)] * 2)
-print(region.path, flush=True)
+arena = Arena(1 << 20)
+offer, _, _ = end_of(sys.argv[1], arena)
+exports = Exports("same", PAGE, arena, [offer])
+handoff = exports.begin("a", "", CONTENTS.tokens, 4)
+exports.add("a", [memoryview(bytes([1]) * PAGE)] * 2)
+print(json.dumps(handoff), flush=True)
 time.sleep(600)
 """
 CONTENTS = Contents(identity="same", namespace=b"", tokens=token_bytes(range(64)), pages=4, page_bytes=PAGE)
 
 
-def test_a_killed_exporter_is_noticed() -> None:
+@contextmanager
+def exporter(transport: str, prefix: Sequence[str] = ()) -> Iterator[tuple[subprocess.Popen[bytes], Handoff]]:
+    """Another process whose region has two pages ready of four, and its handoff."""
+    command = [*prefix, sys.executable, "-c", EXPORTER, transport]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        yield process, msgspec.convert(json.loads(process.stdout.readline()), Handoff)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_killed_exporter_is_noticed(transport: str) -> None:
     """Across processes: what is ready is read, and when the exporter is killed its importer does not wait."""
-    process = subprocess.Popen([sys.executable, "-c", EXPORTER], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    path = process.stdout.readline().decode().strip()
-    source = MemorySource(Handoff(transport="memory", path=path, expires=time.time() + 600))
-    assert source.contents == CONTENTS
-    views = [memoryview(bytearray(PAGE)) for _ in range(2)]
-    assert source.read(0, views) == 2
-    assert bytes(views[1]) == bytes([1]) * PAGE
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    with pytest.raises(TransferError, match="gave up"):
-        source.read(2, views)
-    source.close(taken=True)
+    _, open, end = end_of(transport, Arena(0))
+    with exporter(transport) as (process, handoff):
+        source = open(handoff)
+        assert source.contents == CONTENTS
+        views = [memoryview(bytearray(PAGE)) for _ in range(2)]
+        assert source.read(0, views) == 2
+        assert bytes(views[1]) == bytes([1]) * PAGE
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        began = time.monotonic()
+        with pytest.raises((TransferError, OSError)):
+            source.read(2, views)
+        assert time.monotonic() < began + 15
+        source.close()
+    end()
 
 
 def test_waiting_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,29 +413,119 @@ def test_waiting_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     await_pages(lambda: (next(ready), "open"), 90, time.time() + 60)
 
 
-def test_memory_that_is_used_again_is_not_taken_for_what_it_held() -> None:
-    """A region taken by one importer is filled anew; another that still has it open is refused, and not given
-    the new pages, which are whole."""
-    exports = Exports("same", PAGE, 1 << 20)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_memory_that_is_used_again_is_not_taken_for_what_it_held(transport: str) -> None:
+    """Two importers of one region: when one has taken it, it is filled anew; the other, which still has it
+    open, is refused, and not given the new pages, which are whole. Nor can it say that it has taken those."""
+    arena = Arena(1 << 20)
+    offer, _, end_one = end_of(transport, arena)
+    _, open, end_two = end_of(transport, Arena(0))
+    exports = Exports("same", PAGE, arena, [offer])
 
-    def export(id: str, byte: int) -> dict[str, Any]:
+    def export(id: str, byte: int) -> Handoff:
         handoff = exports.begin(id, "", token_bytes(range(64)), 4)
         exports.add(id, [memoryview(bytes([byte]) * PAGE)] * 4)
         assert handoff is not None
         assert exports.end(id) is not None
-        return handoff
+        return msgspec.convert(handoff, Handoff)
 
-    first = Handoff(**export("a", 1))
-    slow, quick = MemorySource(first), MemorySource(first)
+    first = export("a", 1)
+    slow, quick = open(first), open(first)
     views = [memoryview(bytearray(PAGE)) for _ in range(4)]
+    assert slow.read(0, views[:1]) == 1
     assert quick.read(0, views) == 4
-    quick.close(taken=True)
-    assert export("b", 2)["path"] == first.path
-    with pytest.raises(TransferError, match="given the region up"):
+    quick.take()
+    quick.close()
+    deadline = time.monotonic() + 60
+    while exports.bytes:
+        assert time.monotonic() < deadline
+        exports.sweep()
+    second = export("b", 2)
+    assert second.at == first.at
+    with pytest.raises((TransferError, OSError)):
         slow.read(0, views)
-    slow.close(taken=False)
-    assert exports.begin("c", "", token_bytes(range(64)), 4) is not None
+    if transport != "tcp":
+        with pytest.raises(TransferError, match="given the region up"):
+            slow.take()
+    slow.close()
+    exports.sweep()
+    assert exports.bytes
     exports.close()
+    end_two()
+    end_one()
+
+
+def test_what_is_read_of_a_region_is_its_own() -> None:
+    """Promise: who has seen that all is there, and then reads sums or the token, is refused when another
+    region took the place in between; and a token of the one before is none of the new one's."""
+    arena = Arena(1 << 20)
+
+    def filled(byte: int, token: int | None) -> Region:
+        region = Region(CONTENTS, arena)
+        region.add([memoryview(bytes([byte]) * PAGE)] * 4)
+        assert region.end(token)
+        return region
+
+    first = filled(1, 7)
+    early = Mapped(FileReach(first.file, first.at))
+    assert (early.progress(), early.token()) == ((4, "complete"), 7)
+    first.close()
+    second = filled(2, None)
+    assert second.at == first.at
+    for read in (early.token, early.complete_at, lambda: early.sums(0, 4)):
+        with pytest.raises(TransferError, match="given the region up"):
+            read()
+    assert Mapped(FileReach(second.file, second.at)).token() is None
+    second.close()
+    arena.close()
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=80),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+_FIELDS = (*Handoff.__struct_fields__, *NixlOffer.__struct_fields__, "other")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(_FIELDS),
+        _JSON | st.integers(-(2**70), 2**70) | st.dictionaries(st.sampled_from(_FIELDS), _JSON),
+    )
+)
+def test_a_handoff_is_whole_or_none(said: dict[str, Any]) -> None:
+    """Promise: whatever is said in the place of a handoff is refused, or within the bounds of one."""
+    try:
+        handoff = msgspec.convert(said, Handoff)
+    except msgspec.ValidationError:
+        return
+    assert 1 <= handoff.pages < 1 << 32 and 0 <= handoff.at < 1 << 63 and 0 <= handoff.port < 1 << 16
+    assert msgspec.to_builtins(handoff).items() >= {k: v for k, v in said.items() if k != "nixl"}.items()
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 40_000)), max_size=60))
+def test_no_two_regions_share_memory(steps: list[tuple[bool, int]]) -> None:
+    """Promise: what is lent is apart from all else that is lent, whole, and within the arena; all of it can
+    be had again when all was given back."""
+    arena = Arena(1 << 18)
+    lent: dict[int, int] = {}
+    for take, number in steps:
+        if take:
+            at = arena.take(number)
+            if at is not None:
+                assert at >= 0 and at + number <= arena.size
+                assert all(at + number <= other or other + size <= at for other, size in lent.items())
+                lent[at] = number
+        elif lent:
+            at = sorted(lent)[number % len(lent)]
+            arena.give(at)
+            del lent[at]
+    for at in lent:
+        arena.give(at)
+    assert arena.used == 0 and arena.take(arena.size) == 0
+    arena.close()
 
 
 def test_a_reader_that_is_slower_than_the_network() -> None:
@@ -385,10 +535,10 @@ def test_a_reader_that_is_slower_than_the_network() -> None:
         identity="same", namespace=b"", tokens=bytes(4 * 16 * pages), pages=pages, page_bytes=1 << 18
     )
     made = [bytes([number]) * (1 << 18) for number in range(pages)]
-    server, region = PageServer(SECRET, "127.0.0.1"), Region(contents)
+    server, region = PageServer(SECRET, "127.0.0.1"), Region(contents, Arena(contents.size))
     region.add([memoryview(page) for page in made])
     fields, retract = server.offer(region)
-    source = TcpSource(Handoff(**fields, expires=time.time() + 60), SECRET)
+    source = TcpSource(Handoff(**fields, pages=pages, expires=time.time() + 60), SECRET)
     source._socket.sendall(_LENGTH.pack(_ASK.size) + _ASK.pack(0, pages))
     time.sleep(0.5)  # so much is on its way that nothing more can be sent
     sums = _receive(source._socket)
@@ -396,7 +546,7 @@ def test_a_reader_that_is_slower_than_the_network() -> None:
     for view in views:
         _fill(source._socket, view)
     assert [bytes(view) for view in views] == made and right(views, sums) == pages
-    source.close(True)
+    source.close()
     retract()
     region.close()
     server.close()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import click
 from msgspec.structs import replace
 
-from tenfold.cli.options import config_of, engine_options, speculation_options
+from tenfold.cli.options import config_of, engine_options, kv_transport_option, speculation_options
 from tenfold.config import ServeConfig
 from tenfold.protocol import EngineSettings
 
@@ -24,6 +24,7 @@ def dynamo_worker(
     events: str,
     address: str,
     secret_file: str | None,
+    kv_transport: str | None,
 ) -> None:
     """Runs ``tenfold worker --cluster dynamo``. Raises UsageError for options that do not fit."""
     if bool(etcd) == bool(discovery):
@@ -45,24 +46,39 @@ def dynamo_worker(
         address=address,
         events=events,
     )
-    settings = cluster_settings(config.engine_settings(str(locate(config.model))), role, address, secret_file)
+    settings = config.engine_settings(str(locate(config.model)))
+    settings = cluster_settings(settings, role, address, secret_file, kv_transport)
     keep_worker(settings, config.model_name, role, runtime)
 
 
 def cluster_settings(
-    settings: EngineSettings, role: str, address: str, secret_file: str | None
+    settings: EngineSettings, role: str, address: str, secret_file: str | None, kv_transport: str | None
 ) -> EngineSettings:
     """The engine's part of a worker that a router of another make reads. Raises UsageError, ValueError,
     OSError."""
     settings = replace(settings, routed=True, page_tokens=True, transfer=role != "mixed")
+    for option, given in (("--secret-file", secret_file), ("--kv-transport", kv_transport)):
+        if given is not None and not settings.transfer:
+            raise click.UsageError(f"{option} is for prefill and decode workers, which send each other pages")
+    if kv_transport in ("tcp", "nixl") and secret_file is None:
+        raise click.UsageError(
+            f"--kv-transport {kv_transport} needs a secret that the workers share: give --secret-file FILE"
+        )
+    if kv_transport == "nixl":
+        from tenfold.kv.nixl import check_installed
+
+        check_installed()
     if secret_file is None:
         return settings
-    if not settings.transfer:
-        raise click.UsageError("--secret-file is for prefill and decode workers, which send each other pages")
     from tenfold.worker.secret import load_secret
 
     load_secret(secret_file)
-    return replace(settings, transfer_address=address, transfer_secret=str(Path(secret_file).absolute()))
+    return replace(
+        settings,
+        transfer_address=address,
+        transfer_secret=str(Path(secret_file).absolute()),
+        kv_transport=kv_transport or "auto",
+    )
 
 
 @click.group()
@@ -116,8 +132,9 @@ def cluster() -> None:
     type=click.Path(dir_okay=False),
     metavar="FILE",
     help="With --prefill and --decode: pages also go to and from workers of other machines that have this "
-    "secret, over TCP. One line of 32 or more characters, readable by its owner alone.",
+    "secret. One line of 32 or more characters, readable by its owner alone.",
 )
+@kv_transport_option
 @engine_options
 @speculation_options
 def up(
@@ -132,6 +149,7 @@ def up(
     namespace: str,
     folder: Path | None,
     secret_file: str | None,
+    kv_transport: str | None,
     **options: Any,
 ) -> None:
     """Start Dynamo's front and workers with MODEL on this machine.
@@ -165,7 +183,7 @@ def up(
     here = Cluster(
         ClusterConfig(
             settings=cluster_settings(
-                config.engine_settings(str(locate(model))), roles[0], address, secret_file
+                config.engine_settings(str(locate(model))), roles[0], address, secret_file, kv_transport
             ),
             served_name=config.model_name,
             model=model,

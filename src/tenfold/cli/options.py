@@ -9,12 +9,13 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 from msgspec.structs import replace
 
 from tenfold.config import FORMATS, ISAS, KV_FORMATS, LIMITS, SPECULATE, OptionError, ServeConfig, parse_size
+from tenfold.protocol import KVTransport
 
 MAX_SEED = 2**64 - 1
 """Of commands that make something at random."""
@@ -114,6 +115,17 @@ def speculation_options(command: F) -> F:
         type=click.Choice(SPECULATE),
         default="auto",
         help="auto: draft tokens where it pays; off: never. The answers are the same.",
+    )(command)
+
+
+def kv_transport_option(command: F) -> F:
+    """The option for how KV pages go from prefill to decode workers."""
+    return click.option(
+        "--kv-transport",
+        type=click.Choice(get_args(KVTransport)),
+        help="How KV pages come from prefill to decode workers. auto (the default): within a machine by "
+        "memory, between machines by TCP or NIXL, whichever is measured to be faster. NIXL has to be "
+        "installed, and lets whoever reaches its ports at the worker's memory: docs/cluster.md.",
     )(command)
 
 

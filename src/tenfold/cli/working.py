@@ -7,7 +7,13 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from tenfold.cli.options import config_of, engine_options, kv_options, speculation_options
+from tenfold.cli.options import (
+    config_of,
+    engine_options,
+    kv_options,
+    kv_transport_option,
+    speculation_options,
+)
 from tenfold.cli.signals import ends_quietly
 from tenfold.cluster.options import ROLES
 from tenfold.config import ServeConfig
@@ -56,6 +62,7 @@ from tenfold.config import ServeConfig
     help="With --cluster: its event broker, with the ports that events come in and go out by.",
 )
 @click.option("--address", help="With --cluster: this machine's in its network. Default: 127.0.0.1.")
+@kv_transport_option
 @engine_options
 @speculation_options
 @kv_options
@@ -71,6 +78,7 @@ def worker(
     discovery: str | None,
     events: str | None,
     address: str | None,
+    kv_transport: str | None,
     **options: Any,
 ) -> None:
     """Run one engine with MODEL for a front on another machine.
@@ -105,10 +113,12 @@ def worker(
             events=events or "",
             address=address or "127.0.0.1",
             secret_file=secret_file,
+            kv_transport=kv_transport,
         )
         return
     places = {"--etcd": etcd, "--discovery": discovery, "--events": events, "--address": address}
-    _none_of({"--role": role, "--namespace": namespace, **places}, "needs --cluster")
+    others = {"--role": role, "--namespace": namespace, "--kv-transport": kv_transport}
+    _none_of({**others, **places}, "needs --cluster")
     if join is None:
         raise click.UsageError("say whom to work for, with --join HOST:PORT")
     if secret_file is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -12,18 +13,16 @@ from typing import Any
 import msgspec
 
 from tenfold.backends.base import PAGE_ROWS, PageViews
-from tenfold.kv.arrivals import Arrival, Arrivals
+from tenfold.kv.arena import Arena
+from tenfold.kv.arrivals import Arrival, Arrivals, Parcel
 from tenfold.kv.cache import KVCache, PageTable, pages_for
-from tenfold.kv.region import Fallback, TransferError
+from tenfold.kv.region import Contents, Fallback, TransferError
 from tenfold.kv.segment import token_bytes
-from tenfold.kv.tcp import PageServer, nearest
-from tenfold.kv.transfer import LONGEST_S, Exports, Handoff, MemorySource, Source
+from tenfold.kv.transfer import LONGEST_S, READ_PAGES, Exports, Handoff, MemorySource, Opener, Source
 from tenfold.protocol import Request, TransferCounts
 
 log = logging.getLogger(__name__)
 
-READ_PAGES = 4
-"""Most pages of one read: they are waited for together."""
 READERS = 4
 """So many handoffs are read at once; those behind them wait."""
 CLOSE_PAGES = 64
@@ -35,8 +34,8 @@ LATE_S = 5.0
 _FETCHED = 1024
 """Fetches remembered, the latest."""
 
-Opener = Callable[[Handoff], Source]
-"""Opens the importer's end of one transport. Raises TransferError or OSError."""
+Check = Callable[[Contents], None]
+"""Raises TransferError for pages that are not those that are wanted."""
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,41 +44,113 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     identity: str
     """Pages of others are taken if they have the same; see `tenfold.kv.identity`."""
     exports: Exports
-    openers: dict[str, Opener]
-    """By transport."""
-
-    @staticmethod
-    def over_tcp(identity: str, page_bytes: int, most_bytes: int, secret: bytes, host: str) -> Transfer:
-        """With workers of other machines too: pages are served at address ``host`` until the process ends.
-        Raises OSError for an address that is not this machine's, ValueError for a secret that is too
-        short."""
-        server = PageServer(secret, host)
-        return Transfer(
-            identity=identity,
-            exports=Exports(identity, page_bytes, most_bytes, server.offer),
-            openers={"memory": MemorySource, "tcp": nearest(secret, server.host)},
-        )
+    open: Opener
+    """Opens the importer's end of a transfer."""
+    near: Callable[[Handoff], bool]
+    """Whether what is opened is this machine's memory, which is a matter of microseconds."""
 
     @staticmethod
     def on_this_machine(identity: str, page_bytes: int, most_bytes: int) -> Transfer:
         """Through memory alone; ``most_bytes`` of it for pages that wait for their importers."""
-        return Transfer(
-            identity=identity,
-            exports=Exports(identity, page_bytes, most_bytes),
-            openers={"memory": MemorySource},
-        )
+        exports = Exports(identity, page_bytes, Arena(most_bytes))
+        return Transfer(identity=identity, exports=exports, open=MemorySource, near=lambda _: True)
+
+
+class _Incoming:
+    """The source of an import. It is opened, read and told that all was taken by a reading thread: a host
+    that does not answer holds up no engine."""
+
+    def __init__(self, handoff: Handoff, transfer: Transfer, check: Check, news: threading.Event) -> None:
+        self._handoff = handoff
+        self._transfer = transfer
+        self._check = check
+        self._news = news
+        self._source: Source | None = None
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def read(self, first: int, views: Sequence[memoryview]) -> int:
+        """See `Source.read`."""
+        return self._opened().read(first, views)
+
+    def take(self) -> None:
+        """See `Source.take`."""
+        self._opened().take()
+
+    @property
+    def seconds(self) -> float:
+        """See `Source`."""
+        return 0.0 if self._source is None else self._source.seconds
+
+    @property
+    def complete_at(self) -> float:
+        """See `Source`."""
+        return 0.0 if self._source is None else self._source.complete_at
+
+    @property
+    def token(self) -> int | None:
+        """See `Source`."""
+        return None if self._source is None else self._source.token
+
+    @property
+    def ended(self) -> bool:
+        """See `Source.ended`; of what is being opened, whether that will be known at once. For the engine's
+        thread."""
+        with self._lock:
+            if self._source is None:
+                return self._transfer.near(self._handoff)
+            return not self._ended and self._source.ended
+
+    def cancel(self) -> None:
+        """See `Source.cancel`."""
+        with self._lock:
+            if self._source is not None and not self._ended:
+                self._source.cancel()
+
+    def close(self) -> None:
+        """See `Source.close`; what is being opened is closed when it is."""
+        with self._lock:
+            if self._source is not None and not self._ended:
+                self._source.close()
+            self._ended = True
+
+    def _opened(self) -> Source:
+        if self._source is None:
+            source = self._transfer.open(self._handoff)
+            with self._lock:
+                self._source = source
+                if self._ended:
+                    source.close()
+            self._news.set()  # whoever waits for `ended` knows now
+            self._check(source.contents)
+        return self._source
 
 
 class _Shipped:
     """A parcel: consecutive pages of a source."""
 
-    def __init__(self, source: Source, first: int, pages: int) -> None:
+    def __init__(self, incoming: _Incoming, first: int, pages: int) -> None:
         self.pages = pages
-        self._source = source
+        self._incoming = incoming
         self._first = first
 
     def read(self, views: Sequence[memoryview]) -> int:
-        return self._source.read(self._first, views)
+        return self._incoming.read(self._first, views)
+
+
+class _Taken:
+    """The last parcel, without pages: tells the exporter that it need not keep them."""
+
+    pages = 0
+
+    def __init__(self, incoming: _Incoming) -> None:
+        self._incoming = incoming
+
+    def read(self, views: Sequence[memoryview]) -> int:
+        # Otherwise the lease ends by itself.
+        with contextlib.suppress(TransferError, OSError):
+            self._incoming.take()
+        return 0
 
 
 class Imports:
@@ -97,13 +168,13 @@ class Imports:
         self._wanted: dict[str, Request] = {}
         """Of these, the ones that begin as soon as there is room."""
         self._retry_at = 0.0
-        self._fetched: dict[str, float] = {}
-        """Fetches that are over and whose request has not been admitted: when their last page was ready, 0
-        if not all came."""
+        self._fetched: dict[str, float | None] = {}
+        """Fetches that are over and whose request has not been admitted: when their last page was ready, 0 if
+        that is not known; None: not all came."""
         self._told: dict[str, int] = {}
         """Tokens that came with the pages of fetches, until they are taken."""
-        self._coming: dict[str, tuple[Arrival, Source]] = {}
-        self._left: list[tuple[Arrival, Source]] = []
+        self._coming: dict[str, tuple[Arrival, _Incoming]] = {}
+        self._left: list[tuple[Arrival, _Incoming]] = []
         """Of requests that are gone or do not wait any more."""
         self.imported_pages = 0
         self.seconds = 0.0
@@ -148,7 +219,7 @@ class Imports:
 
     def whole(self, id: str) -> bool:
         """Whether all pages of a handoff have come for a request that was not admitted yet."""
-        return self._fetched.get(id, 0.0) > 0
+        return self._fetched.get(id) is not None
 
     def waits(self, id: str) -> bool:
         """Whether a request's pages are still being fetched."""
@@ -156,13 +227,13 @@ class Imports:
 
     def closes(self, id: str) -> bool:
         """Whether the last pages of a request are there to be read, and somebody reads them."""
-        arrival, source = self._coming.get(id, (None, None))
-        if arrival is None or arrival.over or not isinstance(source, MemorySource):
+        arrival, incoming = self._coming.get(id, (None, None))
+        if arrival is None or incoming is None or arrival.over:
             return False
         if len(self._arrivals.under_way) > READERS or arrival.limit - arrival.landed > CLOSE_PAGES:
             return False
         try:
-            return source.ended
+            return incoming.ended
         except (TransferError, OSError):
             return False
 
@@ -189,27 +260,29 @@ class Imports:
             return True
         del self._given[id]
         self._wanted.pop(id, None)
-        try:
-            source = self._open(handoff, namespace, tokens)
-        except (TransferError, OSError) as error:
+        if time.time() > handoff.expires:
             cache.close(table)
-            self._failed(str(error), _reason(error))
+            self._failed("the handoff came too late", "late")
             return True
+        check = self._check(handoff, namespace, tokens)
+        incoming = _Incoming(handoff, self._transfer, check, self._news)
         first = table.size
-        last = min(source.contents.pages, (len(tokens) - left) // PAGE_ROWS)
+        last = min(handoff.pages, (len(tokens) - left) // PAGE_ROWS)
         if last <= first or not cache.extend(table, last * PAGE_ROWS):
+            # The request waits for nothing, but the exporter is told.
             cache.close(table)
-            source.close(taken=True)
-            self.outcomes["there already"] += 1
+            arrival = self._arrival(cache.match((), namespace), incoming, 0, 0, (), handoff)
+            self._left.append((arrival, incoming))
+            self._arrivals.start(arrival)
             return True
-        arrival = self._arrival(table, source, first, last, tokens, handoff)
-        self._coming[id] = arrival, source
+        arrival = self._arrival(table, incoming, first, last, tokens, handoff)
+        self._coming[id] = arrival, incoming
         self._arrivals.start(arrival)
         return False
 
     def forget(self, id: str) -> None:
         """A request was admitted."""
-        complete_at = self._fetched.get(id, 0.0)
+        complete_at = self._fetched.get(id)
         self.abandon(id)
         if complete_at:
             seconds = time.monotonic() - complete_at
@@ -280,39 +353,40 @@ class Imports:
             source.cancel()
         if self._arrivals.close(1.0):
             for _, source in (*self._coming.values(), *self._left):
-                source.close(taken=False)
+                source.close()
 
-    def _open(self, handoff: Handoff, namespace: str, tokens: Sequence[int]) -> Source:
-        opener = self._transfer.openers.get(handoff.transport)
-        if opener is None:
-            raise TransferError(f"the handoff's transport {handoff.transport!r} is not known here")
-        if time.time() > handoff.expires:
-            raise TransferError("the handoff came too late", "late")
-        source = opener(handoff)
-        contents = source.contents
-        said = contents.tokens
-        fits = (
-            contents.identity == self._transfer.identity
-            and contents.page_bytes == self._page_bytes
-            and contents.namespace == namespace.encode()
-            and len(said) == 4 * PAGE_ROWS * contents.pages
-            and token_bytes(tokens[: contents.pages * PAGE_ROWS]) == said
-        )
-        if not fits:
-            source.close(taken=False)
-            raise TransferError("the pages are of another model, configuration or prompt", "foreign")
-        return source
+    def _check(self, handoff: Handoff, namespace: str, tokens: Sequence[int]) -> Check:
+        """For a reading thread."""
+        identity, page_bytes = self._transfer.identity, self._page_bytes
+        expected = token_bytes(tokens[: handoff.pages * PAGE_ROWS])
+
+        def check(contents: Contents) -> None:
+            fits = (
+                contents.identity == identity
+                and contents.page_bytes == page_bytes
+                and contents.namespace == namespace.encode()
+                and contents.pages == handoff.pages
+                and len(contents.tokens) == 4 * PAGE_ROWS * contents.pages
+                and contents.tokens == expected
+            )
+            if not fits:
+                raise TransferError("the pages are of another model, configuration or prompt", "foreign")
+
+        return check
 
     def _arrival(
         self,
         table: PageTable,
-        source: Source,
+        incoming: _Incoming,
         first: int,
         last: int,
         tokens: Sequence[int],
         handoff: Handoff,
     ) -> Arrival:
-        parcels = [_Shipped(source, at, min(READ_PAGES, last - at)) for at in range(first, last, READ_PAGES)]
+        parcels: list[Parcel] = [
+            _Shipped(incoming, at, min(READ_PAGES, last - at)) for at in range(first, last, READ_PAGES)
+        ]
+        parcels.append(_Taken(incoming))
         views = [self._memory.view_page(page) for page in table.pages[first:].tolist()]
         left_s = min(LONGEST_S, handoff.expires - time.time())
         return Arrival(table, tuple(tokens[: last * PAGE_ROWS]), parcels, views, time.monotonic() + left_s)
@@ -322,19 +396,19 @@ class Imports:
         for id, coming in list(self._coming.items()):
             if coming[0] is arrival:
                 self._left.append(self._coming.pop(id))
-                self._fetched[id] = coming[1].complete_at if whole else 0.0
-                if whole and isinstance(coming[1], MemorySource) and coming[1].token is not None:
-                    self._told[id] = coming[1].token
+                self._fetched[id] = coming[1].complete_at if whole else None
+                if whole and (token := coming[1].token) is not None:
+                    self._told[id] = token
                 while len(self._fetched) > _FETCHED:
                     del self._fetched[next(iter(self._fetched))]
         for coming in list(self._left):
             if coming[0] is arrival:
                 self._left.remove(coming)
                 self.seconds += coming[1].seconds
-                coming[1].close(taken=whole)
+                coming[1].close()
         self.imported_pages += arrival.landed
         if whole:
-            self.outcomes["imported"] += 1
+            self.outcomes["imported" if arrival.views else "there already"] += 1
             return
         outcome = "partly" if arrival.landed else "failed"
         if arrival.late:

@@ -9,10 +9,10 @@ chain.
       +------------+----------------------+------------------+---------------+--------+--------+--
 
 The exporter writes a page and its sum, then counts it as ready in the head; an importer reads no page
-before. When all are there and the exporter's first token is drawn, that goes into the head too, and the
-region is complete. The memory is a memfd: it has no name that could be left behind, and is gone with the last
-process that has it open. Both sides read and write it by system calls, so that a region cut short is an error
-and not a signal.
+before, and looks at the head again after it: a region that was given up has another generation there, or
+whatever else the memory (`tenfold.kv.arena`) holds by then. When all are there and the exporter's first token
+is drawn, that goes into the head too, and the region is complete. The exporter reads and writes by system
+calls, and so do importers of its machine: memory that is missing is an error and not a signal.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import secrets
 import time
 from collections.abc import Sequence
 from struct import Struct
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
+from tenfold.kv.arena import Arena
 from tenfold.kv.segment import page_sum
 from tenfold.kv.vectored import read_all, write_all
 
@@ -46,6 +47,9 @@ _TOKEN = Struct("<I")
 _TOKEN_AT = 60
 """One more than the token that was drawn behind the prompt; 0: there is none to go on with."""
 _NAMES_AT = 64
+_MOST_NAME = 1 << 16
+_MOST_TOKENS = 1 << 26
+"""What is more is no region's, but whatever its memory holds now."""
 
 
 Fallback = Literal["gone", "late", "checksum", "foreign", "broken"]
@@ -58,6 +62,10 @@ class TransferError(Exception):
     def __init__(self, message: str, reason: Fallback = "broken") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class NoRoom(Exception):
+    """The arena has no room for a region."""
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,25 +104,17 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Region:
-    """The exporter's side. Owns the memory."""
+    """The exporter's side. Owns a stretch of the arena."""
 
-    def __init__(self, contents: Contents, capacity: int = 0) -> None:
-        """``capacity``: bytes, if it is to be renewed for more than ``contents``; memory is taken as it is
-        written. Raises OSError."""
-        self.capacity = max(capacity, contents.size)
-        self.file = os.memfd_create("tenfold-kv", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(self.file, self.capacity)
-            self.renew(contents)
-        except OSError:
-            os.close(self.file)
-            raise
-
-    def renew(self, contents: Contents) -> None:
-        """Holds something else from now on, of at most ``capacity`` bytes: memory that is there already takes
-        half the time to fill. Who still reads what it held finds the new generation. Raises OSError."""
+    def __init__(self, contents: Contents, arena: Arena) -> None:
+        """Raises NoRoom, OSError."""
         self.contents = contents
         self.ready = 0
+        at = arena.take(contents.size)
+        if at is None:
+            raise NoRoom
+        self.at = at
+        self._arena = arena
         identity = contents.identity.encode()
         head = _HEAD.pack(
             _MAGIC,
@@ -123,32 +123,42 @@ class Region:
             len(contents.tokens) // 4,
             contents.pages,
             contents.page_bytes,
-            secrets.randbits(64),
+            # 0 is none's.
+            secrets.randbits(64) | 1,
             0,
             0,
         )
-        os.pwrite(self.file, head.ljust(_NAMES_AT, b"\0") + identity + contents.namespace, 0)
-        os.pwrite(self.file, contents.tokens, contents.tokens_at)
+        try:
+            self._write(head.ljust(_NAMES_AT, b"\0") + identity + contents.namespace, 0)
+            self._write(contents.tokens, contents.tokens_at)
+        except OSError:
+            arena.give(at)
+            raise
+
+    @property
+    def file(self) -> int:
+        """The arena's."""
+        return self._arena.file
 
     @property
     def path(self) -> str:
-        """Under which other processes of the same user can open it while this one lives."""
+        """Under which other processes of the same user can open the arena while this one lives."""
         return f"/proc/{os.getpid()}/fd/{self.file}"
 
     @property
     def taken(self) -> bool:
         """Whether an importer has all that it wanted."""
-        return os.pread(self.file, 1, _TAKEN_AT) == b"\1"
+        return os.pread(self.file, 1, self.at + _TAKEN_AT) == b"\1"
 
     def add(self, pages: Sequence[memoryview]) -> None:
         """Copies the next pages in, and says that they are ready. Raises OSError."""
         contents, first = self.contents, self.ready
-        write_all(self.file, pages, contents.page_at(first))
+        write_all(self.file, pages, self.at + contents.page_at(first))
         sums = b"".join(page_sum(page).to_bytes(8, "little") for page in pages)
-        os.pwrite(self.file, sums, contents.sums_at + 8 * first)
+        self._write(sums, contents.sums_at + 8 * first)
         self.ready += len(pages)
         if self.ready == contents.pages:
-            os.pwrite(self.file, _COMPLETE.pack(time.monotonic()), _COMPLETE_AT)
+            self._write(_COMPLETE.pack(time.monotonic()), _COMPLETE_AT)
         self._say("open")
 
     def end(self, token: int | None) -> bool:
@@ -156,79 +166,124 @@ class Region:
         behind it. Raises OSError."""
         whole = self.ready == self.contents.pages
         if whole and token is not None:
-            os.pwrite(self.file, _TOKEN.pack(token + 1), _TOKEN_AT)
+            self._write(_TOKEN.pack(token + 1), _TOKEN_AT)
         self._say("complete" if whole else "failed")
         return whole
 
-    def _say(self, state: State) -> None:
-        os.pwrite(self.file, _READY.pack(self.ready, _STATES.index(state)), _READY_AT)
-
     def close(self) -> None:
-        """Gives the memory back; importers that have it open keep it."""
-        os.close(self.file)
+        """Gives the memory back. Who still reads it finds that the generation is gone."""
+        self._write(bytes(_HEAD.size), 0)
+        self._arena.give(self.at)
+
+    def _say(self, state: State) -> None:
+        self._write(_READY.pack(self.ready, _STATES.index(state)), _READY_AT)
+
+    def _write(self, data: bytes, at: int) -> None:
+        os.pwrite(self.file, data, self.at + at)
+
+
+class Reach(Protocol):
+    """How an importer gets at the memory of a region. Offsets count from the region's beginning. Raises
+    TransferError, OSError."""
+
+    def get(self, at: int, count: int) -> bytes:
+        """Bytes of it; fewer where it ends."""
+        ...
+
+    def fill(self, at: int, views: Sequence[memoryview]) -> int:
+        """Copies bytes of it into the views; returns how many of these are full."""
+        ...
+
+    def put(self, at: int, data: bytes) -> None:
+        """Writes."""
+        ...
+
+
+class FileReach:
+    """A region in a file that is open here; see `Reach`. ``at``: where it begins."""
+
+    def __init__(self, file: int, at: int) -> None:
+        self.file = file
+        self.at = at
+
+    def get(self, at: int, count: int) -> bytes:
+        """See `Reach`."""
+        return os.pread(self.file, count, self.at + at)
+
+    def fill(self, at: int, views: Sequence[memoryview]) -> int:
+        """See `Reach`."""
+        return read_all(self.file, views, self.at + at)
+
+    def put(self, at: int, data: bytes) -> None:
+        """See `Reach`."""
+        os.pwrite(self.file, data, self.at + at)
 
 
 class Mapped:
-    """The importer's side of a region that it opened. Owns ``file``."""
+    """The importer's side of a region."""
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, reach: Reach) -> None:
         """Raises TransferError if this is none."""
-        self.file = file
-        head = os.pread(file, _HEAD.size, 0)
+        self._reach = reach
+        head = reach.get(0, _HEAD.size)
         if len(head) < _HEAD.size or not head.startswith(_MAGIC):
-            raise TransferError("what the handoff names is no region of pages")
+            raise TransferError("the exporter has given the region up, or it never was one", "gone")
         _, named, spaced, tokens, pages, page_bytes, self._generation, _, _ = _HEAD.unpack(head)
-        names = os.pread(file, named + spaced, _NAMES_AT)
-        at = _NAMES_AT + named + spaced
+        if max(named, spaced) > _MOST_NAME or tokens > _MOST_TOKENS:
+            raise TransferError("the head of the region is none")
+        names = reach.get(_NAMES_AT, named + spaced)
         self.contents = Contents(
             identity=names[:named].decode(errors="replace"),
             namespace=names[named:],
-            tokens=os.pread(file, 4 * tokens, at),
+            tokens=reach.get(_NAMES_AT + named + spaced, 4 * tokens),
             pages=pages,
             page_bytes=page_bytes,
         )
-        if os.fstat(file).st_size < self.contents.size:
+        if len(self.contents.tokens) < 4 * tokens:
             raise TransferError("the region is cut short")
+        self.progress()
 
     def progress(self) -> tuple[int, State]:
         """Pages that are ready, and how it stands. Raises TransferError if the region holds something else by
         now."""
-        *_, generation, ready, state = _HEAD.unpack(os.pread(self.file, _HEAD.size, 0))
+        head = self._reach.get(0, _HEAD.size)
+        *_, generation, ready, state = _HEAD.unpack(head.ljust(_HEAD.size, b"\0"))
         if generation != self._generation:
             raise TransferError("the exporter has given the region up", "gone")
         return ready, _STATES[min(state, len(_STATES) - 1)]
 
-    @property
     def complete_at(self) -> float:
-        """When its last page was ready, by the monotonic clock of the exporter's machine; 0: it is not."""
-        (when,) = _COMPLETE.unpack(os.pread(self.file, _COMPLETE.size, _COMPLETE_AT))
+        """When its last page was ready, by the monotonic clock of the exporter's machine; 0: it is not.
+        Raises TransferError as `progress` does."""
+        (when,) = _COMPLETE.unpack(self._get(_COMPLETE_AT, _COMPLETE.size))
         return float(when)
 
-    @property
     def token(self) -> int | None:
-        """Of a complete region: the token to go on behind, if there is one."""
-        (token,) = _TOKEN.unpack(os.pread(self.file, _TOKEN.size, _TOKEN_AT))
+        """Of a complete region: the token to go on behind, if there is one. Raises TransferError as
+        `progress` does."""
+        (token,) = _TOKEN.unpack(self._get(_TOKEN_AT, _TOKEN.size))
         return int(token) - 1 if token else None
 
     def sums(self, first: int, count: int) -> bytes:
-        """Checksums of pages."""
-        return os.pread(self.file, 8 * count, self.contents.sums_at + 8 * first)
+        """Checksums of ready pages. Raises TransferError as `progress` does."""
+        return self._get(self.contents.sums_at + 8 * first, 8 * count)
 
     def read(self, first: int, pages: Sequence[memoryview]) -> int:
         """Copies ready pages out; returns how many, from the first on, are what was put in. Raises
         TransferError as `progress` does."""
-        whole = read_all(self.file, pages, self.contents.page_at(first))
-        good = right(pages[:whole], self.sums(first, len(pages)))
-        self.progress()
-        return good
+        whole = self._reach.fill(self.contents.page_at(first), pages)
+        return right(pages[:whole], self.sums(first, len(pages)))
 
     def take(self) -> None:
-        """Tells the exporter that the region is needed no more."""
-        os.pwrite(self.file, b"\1", _TAKEN_AT)
+        """Tells the exporter that the region is needed no more. Raises TransferError as `progress` does."""
+        self.progress()
+        self._reach.put(_TAKEN_AT, b"\1")
 
-    def close(self) -> None:
-        """Gives the file back."""
-        os.close(self.file)
+    def _get(self, at: int, count: int) -> bytes:
+        """Bytes of this region, and not of what its memory holds after it."""
+        found = self._reach.get(at, count)
+        self.progress()
+        return found
 
 
 def right(pages: Sequence[memoryview], sums: bytes) -> int:

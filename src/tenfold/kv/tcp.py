@@ -11,7 +11,9 @@ little-endian::
     proof (32), contents as msgpack            ->
                                                <-    first page, pages (or TAKEN, 0)
     checksums, when the pages are ready        ->
-    the pages, not framed                      ->    ...
+    the pages, not framed                      ->
+    behind the last page, when it is drawn:
+    one more than the first token, 0: none     ->    ...
 """
 
 from __future__ import annotations
@@ -32,23 +34,27 @@ from typing import Any
 
 import msgspec
 
-from tenfold.kv.region import Contents, Mapped, Region, TransferError, right
-from tenfold.kv.transfer import LEASE_S, STALL_S, Handoff, MemorySource, Source, await_pages
+from tenfold.kv.region import Contents, FileReach, Mapped, Region, TransferError, right
+from tenfold.kv.transfer import LEASE_S, STALL_S, Handoff, await_pages, await_token
 
 log = logging.getLogger(__name__)
 
 LEAST_SECRET = 16
 """Bytes of a secret."""
 MOST_CONNECTIONS = 64
+CONNECT_S = 3.0
+"""A host that is there answers sooner."""
 _LENGTH = Struct("<I")
 _ASK = Struct("<II")
+_TOKEN = Struct("<I")
 _TAKEN = 0xFFFFFFFF
 _NONCE = 32
 _PROOF = 32
 _MOST_FRAME = 64 << 20
 
 
-def _proof(secret: bytes, who: bytes, *said: bytes) -> bytes:
+def proof(secret: bytes, who: bytes, *said: bytes) -> bytes:
+    """That ``who`` knows the secret, and says this."""
     return hmac.new(secret, who + b"".join(said), hashlib.sha256).digest()
 
 
@@ -86,7 +92,8 @@ def _receive(sock: socket.socket) -> bytes:
     return bytes(body)
 
 
-def _check_secret(secret: bytes) -> bytes:
+def check_secret(secret: bytes) -> bytes:
+    """The secret. Raises ValueError if it is too short."""
     if len(secret) < LEAST_SECRET:
         raise ValueError(f"the secret has {len(secret)} bytes; it must have {LEAST_SECRET} or more")
     return secret
@@ -97,26 +104,26 @@ class PageServer:
 
     def __init__(self, secret: bytes, host: str, port: int = 0) -> None:
         """Raises OSError, and ValueError for a secret that is too short."""
-        self._secret = _check_secret(secret)
+        self._secret = check_secret(secret)
         self._socket = socket.create_server((host, port))
         self.host, self.port = host, int(self._socket.getsockname()[1])
-        self._files: dict[str, int] = {}
+        self._regions: dict[str, FileReach] = {}
+        """By key; the files are our own."""
         self._lock = threading.Lock()
         self._room = threading.Semaphore(MOST_CONNECTIONS)
         threading.Thread(target=self._accept, name="kv-server", daemon=True).start()
 
     def offer(self, region: Region) -> tuple[dict[str, Any], Callable[[], None]]:
-        """See `tenfold.kv.transfer.Exports`."""
+        """A `tenfold.kv.transfer.Offer`."""
         key = secrets.token_hex(16)
         with self._lock:
-            self._files[key] = os.dup(region.file)
+            self._regions[key] = FileReach(os.dup(region.file), region.at)
 
         def retract() -> None:
             with self._lock:
-                os.close(self._files.pop(key))
+                os.close(self._regions.pop(key).file)
 
-        fields = {"host": self.host, "port": self.port, "key": key, "path": region.path}
-        return {"transport": "tcp", **fields}, retract
+        return {"host": self.host, "port": self.port, "key": key}, retract
 
     def close(self) -> None:
         """Takes no more connections; those there are end with their regions."""
@@ -150,18 +157,18 @@ class PageServer:
         nonce = secrets.token_bytes(_NONCE)
         _send(sock, nonce)
         hello = _receive(sock)
-        theirs, proof, key = hello[:_NONCE], hello[_NONCE : _NONCE + _PROOF], hello[_NONCE + _PROOF :]
-        if not hmac.compare_digest(proof, _proof(self._secret, b"client", nonce, theirs, key)):
+        theirs, said, key = hello[:_NONCE], hello[_NONCE : _NONCE + _PROOF], hello[_NONCE + _PROOF :]
+        if not hmac.compare_digest(said, proof(self._secret, b"client", nonce, theirs, key)):
             raise TransferError("a client does not know the secret")
         with self._lock:
-            held = self._files.get(key.decode(errors="replace"))
-            file = None if held is None else os.dup(held)
-        answer = _proof(self._secret, b"server", theirs, nonce)
-        if file is None:
+            held = self._regions.get(key.decode(errors="replace"))
+            reach = None if held is None else FileReach(os.dup(held.file), held.at)
+        answer = proof(self._secret, b"server", theirs, nonce)
+        if reach is None:
             _send(sock, answer)
             raise TransferError("a client asked for a region that is not there")
         try:
-            region = Mapped(file)
+            region = Mapped(reach)
             _send(sock, answer + msgspec.msgpack.encode(region.contents))
             sock.settimeout(LEASE_S)
             while True:
@@ -173,11 +180,15 @@ class PageServer:
                     raise TransferError("a client asked for pages that are not there")
                 await_pages(region.progress, first + count, time.time() + LEASE_S)
                 _send(sock, region.sums(first, count))
-                at, end = region.contents.page_at(first), region.contents.page_at(first + count)
+                at = reach.at + region.contents.page_at(first)
+                end = at + count * region.contents.page_bytes
                 while at < end:
-                    at += _send_file(sock, file, at, end - at)
+                    at += _send_file(sock, reach.file, at, end - at)
+                if first + count == region.contents.pages:
+                    token = await_token(region, time.time() + LEASE_S)
+                    _send(sock, _TOKEN.pack(0 if token is None else token + 1))
         finally:
-            os.close(file)
+            os.close(reach.file)
 
 
 class TcpSource:
@@ -187,10 +198,11 @@ class TcpSource:
         """Raises TransferError, OSError."""
         self._expires = handoff.expires
         self.seconds = self.complete_at = 0.0
-        self._socket = socket.create_connection((handoff.host, handoff.port), timeout=STALL_S)
+        self.token: int | None = None
+        self._socket = socket.create_connection((handoff.host, handoff.port), timeout=CONNECT_S)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.contents = self._greet(handoff.key.encode(), _check_secret(secret))
+            self.contents = self._greet(handoff.key.encode(), check_secret(secret))
         except BaseException:
             self._socket.close()
             raise
@@ -208,25 +220,40 @@ class TcpSource:
             _fill(self._socket, view)
         good = right(views, sums)
         self.seconds += time.perf_counter() - began
+        if first + len(views) == self.contents.pages:
+            self.token = self._token()
         return good
+
+    @property
+    def ended(self) -> bool:
+        """See `tenfold.kv.transfer.Source`."""
+        return False
 
     def cancel(self) -> None:
         """See `tenfold.kv.transfer.Source`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def close(self, taken: bool) -> None:
+    def take(self) -> None:
         """See `tenfold.kv.transfer.Source`."""
-        with self._socket:
-            if taken:
-                with contextlib.suppress(OSError):
-                    _send(self._socket, _ASK.pack(_TAKEN, 0))
+        _send(self._socket, _ASK.pack(_TAKEN, 0))
+
+    def close(self) -> None:
+        """See `tenfold.kv.transfer.Source`."""
+        self._socket.close()
+
+    def _token(self) -> int | None:
+        said = _receive(self._socket)
+        if len(said) != _TOKEN.size:
+            raise TransferError("the server says what is no token")
+        (token,) = _TOKEN.unpack(said)
+        return int(token) - 1 if token else None
 
     def _greet(self, key: bytes, secret: bytes) -> Contents:
         theirs, nonce = _receive(self._socket), secrets.token_bytes(_NONCE)
-        _send(self._socket, nonce + _proof(secret, b"client", theirs, nonce, key) + key)
+        _send(self._socket, nonce + proof(secret, b"client", theirs, nonce, key) + key)
         answer = _receive(self._socket)
-        if not hmac.compare_digest(answer[:_PROOF], _proof(secret, b"server", nonce, theirs)):
+        if not hmac.compare_digest(answer[:_PROOF], proof(secret, b"server", nonce, theirs)):
             raise TransferError("the server does not know the secret")
         if len(answer) == _PROOF:
             raise TransferError("the exporter has given the region up", "gone")
@@ -234,24 +261,3 @@ class TcpSource:
             return msgspec.msgpack.decode(answer[_PROOF:], type=Contents)
         except msgspec.DecodeError as error:
             raise TransferError(f"the server says what is no region: {error}") from None
-
-
-def nearest(secret: bytes, host: str) -> Callable[[Handoff], Source]:
-    """As `opener`, for an importer at address ``host``: what an exporter of the same machine offers is read
-    from memory, which is several times as fast. Raises ValueError for a secret that is too short."""
-    _check_secret(secret)
-
-    def open(handoff: Handoff) -> Source:
-        if handoff.host == host and handoff.path:
-            # The same address and another memory (a container's) is no fault: then it is TCP.
-            with contextlib.suppress(TransferError):
-                return MemorySource(handoff)
-        return TcpSource(handoff, secret)
-
-    return open
-
-
-def opener(secret: bytes) -> Callable[[Handoff], TcpSource]:
-    """For `tenfold.kv.imports.Imports.openers`. Raises ValueError for a secret that is too short."""
-    _check_secret(secret)
-    return lambda handoff: TcpSource(handoff, secret)

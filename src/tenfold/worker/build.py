@@ -21,6 +21,7 @@ from tenfold.constraints.compiler import Compiler
 from tenfold.engine.engine import Engine
 from tenfold.engine.limits import EngineConfig
 from tenfold.graph.graph import Graph
+from tenfold.kv.choice import transfer_between_machines
 from tenfold.kv.disk import DiskTier, default_disk_bytes, least_disk_bytes
 from tenfold.kv.identity import page_identity
 from tenfold.kv.imports import Transfer
@@ -153,8 +154,6 @@ def build_target(
             pages = max(info.kv_pages // EXPORT_SHARE, info.max_context // PAGE_ROWS + 2)
             most_bytes = pages * info.page_bytes
             transfer = open_transfer(settings, identity, info.page_bytes, most_bytes)
-            if settings.role == "prefill":
-                transfer.exports.prepare(info.max_context // PAGE_ROWS)
     news: PageNews | None = None
     if settings.kv_events is not None:
         news = WireNews(KVEventPublisher(settings.kv_events, settings.kv_events_replay, settings.rank))
@@ -172,7 +171,7 @@ def open_transfer(settings: EngineSettings, identity: str, page_bytes: int, most
     if host is None:
         return Transfer.on_this_machine(identity, page_bytes, most_bytes)
     secret = load_secret(settings.transfer_secret or "")
-    return Transfer.over_tcp(identity, page_bytes, most_bytes, secret, host)
+    return transfer_between_machines(settings.kv_transport, identity, page_bytes, most_bytes, secret, host)
 
 
 def open_tier(settings: EngineSettings, info: ProgramInfo, identity: str) -> DiskTier:
