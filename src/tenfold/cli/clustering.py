@@ -49,7 +49,7 @@ def dynamo_worker(
         runtime = Runtime(
             namespace=namespace,
             discovery="etcd" if etcd else "file",
-            folder=discovery,
+            folder=str(Path(discovery).absolute()) if discovery else "",
             etcd=etcd,
             address=address,
             events=events,
@@ -64,7 +64,13 @@ def cluster_settings(
 ) -> EngineSettings:
     """The engine's part of a worker that a router of another make reads. Raises UsageError, ValueError,
     OSError."""
-    settings = replace(settings, routed=True, page_tokens=True, transfer=role != "mixed")
+    # A cluster's worker changes its folder: see `tenfold.cluster.dynamo.run_worker`.
+    paths = {
+        field: str(Path(path).absolute())
+        for field in ("model", "drafter", "kv_disk")
+        if (path := getattr(settings, field)) is not None
+    }
+    settings = replace(settings, **paths, routed=True, page_tokens=True, transfer=role != "mixed")
     if secret_file is None:
         return settings
     if not settings.transfer:
