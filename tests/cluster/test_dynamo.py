@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -100,14 +101,26 @@ def test_what_cannot_be_done_is_refused_by_name(cluster: ClusterProcess, field: 
 def test_prompts_find_their_pages(cluster: ClusterProcess) -> None:
     """Promise: pages are told to Dynamo's router: a prompt goes where its beginning is, and the usage says
     how much of it was cached."""
-    cached = []
-    for number in range(6):
-        text = f"tenant {number % 3} " + "of the long road " * 20
-        asked = {"model": NAME, "prompt": text, "max_tokens": 2, "seed": 1}
-        usage = httpx.post(f"{cluster.url}/v1/completions", json=asked, timeout=60).json()["usage"]
-        cached.append(usage["prompt_tokens_details"]["cached_tokens"])
-        time.sleep(0.5)  # news of pages take their way
-    assert min(cached[3:]) > 200, (cached, cluster.logs())
+    rounds = itertools.count()
+    seen: list[list[int]] = []
+
+    def found() -> bool:
+        """Five new prompts, and the same again. (By chance all are found once in 32 rounds; a worker's first
+        news may be lost on a busy machine, until the router asks for them.)"""
+        number = next(rounds)
+        texts = [f"tenant {number}.{tenant} " + "of the long road " * 20 for tenant in range(5)]
+        cached: list[int] = []
+        for pause_s in (1.0, 0.0):
+            cached = []
+            for text in texts:
+                asked = {"model": NAME, "prompt": text, "max_tokens": 2, "seed": 1}
+                usage = httpx.post(f"{cluster.url}/v1/completions", json=asked, timeout=60).json()["usage"]
+                cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+            time.sleep(pause_s)  # news of pages take their way
+        seen.append(cached)
+        return min(cached) > 200
+
+    assert any(found() for _ in range(4)), (seen, cluster.logs())
 
 
 def test_a_client_that_is_gone(cluster: ClusterProcess) -> None:

@@ -32,6 +32,22 @@ def test_every_end_is_answered_by_a_start(tmp_path: Path, end: str) -> None:
     kept.wait(time.monotonic() + 10)
 
 
+def test_one_that_never_comes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise: it is not tried for ever: all end with the last it said. One that was up once is."""
+    monkeypatch.setattr(processes, "BACKOFF_S", 0.05)
+    ending = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
+    beside = Kept("beside", LASTING, {}, tmp_path / "beside")
+    with pytest.raises(processes.NeverUp, match=r"one ended 3 times .*exit code 1(.|\n)*no such model"):
+        keep([beside, Kept("one", ending, {}, tmp_path / "log")])
+    assert beside.pid is None or not Path(f"/proc/{beside.pid}").exists()
+    kept = Kept("one", ending, {}, tmp_path / "log")
+    kept.up = True
+    while kept.starts <= processes.MOST_STARTS:
+        kept.look(time.monotonic())
+        time.sleep(0.01)
+    kept.wait(time.monotonic() + 10)
+
+
 def test_a_signal_ends_all(tmp_path: Path) -> None:
     """Promise: SIGTERM to who keeps them ends all of them, also one that does not care to."""
     deaf = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
@@ -59,12 +75,12 @@ def test_one_that_answers_no_more_is_killed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(probe, "EVERY_S", 0.05)
     monkeypatch.setattr(probe, "TIMEOUT_S", 1.0)
     monkeypatch.setattr(probe, "START_S", 5.0)
-    answers = threading.Event()
+    answers, code = threading.Event(), 503
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if answers.is_set():
-                self.send_response(503)
+                self.send_response(code)
                 self.end_headers()
 
         def log_message(self, *words: object) -> None:
@@ -85,6 +101,9 @@ def test_one_that_answers_no_more_is_killed(tmp_path: Path, monkeypatch: pytest.
         assert look() == 1
         answers.set()
         time.sleep(0.5)
+        assert look() == 1 and not kept.up  # it answers that it is not well
+        code = 200
+        wait_for(lambda: look() == 1 and kept.up, 20)
         answers.clear()
         wait_for(lambda: look() == 2, 20)
         wait_for(lambda: look() == 3, 30)

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from tenfold.bench.server import Server
+from tenfold.cluster.alike import full_namespace
 from tenfold.cluster.up import EVENT_PORTS
+from tenfold.protocol import EngineSettings
 from tests.helpers.cluster import NAME, ClusterProcess, running_cluster, write_ascii_model
 from tests.helpers.cluster_requests import (
     LONG,
@@ -59,7 +61,8 @@ def cluster(model: Path, hosts: tuple[Host, Host], tmp_path: Path) -> Iterator[C
         ) as cluster,
         (tmp_path / "logs" / "far.log").open("w") as log,
     ):
-        role = ["--cluster", "dynamo", "--role", "prefill"]
+        namespace = full_namespace("tenfold", EngineSettings(model=str(model)))
+        role = ["--cluster", "dynamo", "--namespace", namespace, "--role", "prefill"]
         events = ":".join(map(str, (near.address, *EVENT_PORTS)))
         options = ["--name", NAME, "--threads", "1", "--kv-memory", "64MiB", "--secret-file", str(secret)]
         where = ["--discovery", str(tmp_path / "discovery"), "--events", events, "--address", far.address]

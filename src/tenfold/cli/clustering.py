@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from msgspec.structs import replace
 
 from tenfold.cli.options import config_of, engine_options, kv_transport_option, speculation_options
+from tenfold.cli.signals import ends_quietly
 from tenfold.config import ServeConfig
 from tenfold.protocol import EngineSettings
+
+if TYPE_CHECKING:
+    from tenfold.cluster.up import Cluster
 
 
 def dynamo_worker(
@@ -32,23 +39,24 @@ def dynamo_worker(
             "say where the cluster is found: either --etcd URL or --discovery DIR, as `tenfold cluster up` "
             "prints it"
         )
-    from tenfold.checkpoint.locate import locate
-    from tenfold.cluster.alone import keep_worker
-    from tenfold.cluster.runtime import Runtime
-    from tenfold.log_format import log_to_stderr
+    with ends_quietly():
+        from tenfold.checkpoint.locate import locate
+        from tenfold.cluster.alone import keep_worker
+        from tenfold.cluster.runtime import Runtime
+        from tenfold.log_format import log_to_stderr
 
-    log_to_stderr("%(asctime)s %(message)s")
-    runtime = Runtime(
-        namespace=namespace,
-        discovery="etcd" if etcd else "file",
-        folder=discovery,
-        etcd=etcd,
-        address=address,
-        events=events,
-    )
-    settings = config.engine_settings(str(locate(config.model)))
-    settings = cluster_settings(settings, role, address, secret_file, kv_transport)
-    keep_worker(settings, config.model_name, role, runtime)
+        log_to_stderr("%(asctime)s %(message)s")
+        runtime = Runtime(
+            namespace=namespace,
+            discovery="etcd" if etcd else "file",
+            folder=str(Path(discovery).absolute()) if discovery else "",
+            etcd=etcd,
+            address=address,
+            events=events,
+        )
+        engine = config.engine_settings(str(locate(config.model)))
+        settings = cluster_settings(engine, role, address, secret_file, kv_transport)
+        keep_worker(settings, config.model_name, role, runtime)
 
 
 def cluster_settings(
@@ -56,7 +64,13 @@ def cluster_settings(
 ) -> EngineSettings:
     """The engine's part of a worker that a router of another make reads. Raises UsageError, ValueError,
     OSError."""
-    settings = replace(settings, routed=True, page_tokens=True, transfer=role != "mixed")
+    # A cluster's worker changes its folder: see `tenfold.cluster.dynamo.run_worker`.
+    paths = {
+        field: str(Path(path).absolute())
+        for field in ("model", "drafter", "kv_disk")
+        if (path := getattr(settings, field)) is not None
+    }
+    settings = replace(settings, **paths, routed=True, page_tokens=True, transfer=role != "mixed")
     for option, given in (("--secret-file", secret_file), ("--kv-transport", kv_transport)):
         if given is not None and not settings.transfer:
             raise click.UsageError(f"{option} is for prefill and decode workers, which send each other pages")
@@ -89,7 +103,7 @@ def cluster() -> None:
     Examples:
       tenfold cluster up smollm2 --workers 2
       tenfold cluster up smollm2 --workers 1 --etcd --address 10.0.0.1 --host 0.0.0.0
-      tenfold worker smollm2 --cluster dynamo --etcd http://10.0.0.1:2379 --address 10.0.0.2
+      tenfold worker smollm2 --cluster dynamo ...      (on a further machine, as that prints it)
     """
 
 
@@ -125,7 +139,8 @@ def cluster() -> None:
     "--dir",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="For logs and the registry of workers. Default: a new temporary one.",
+    help="For logs and the registry of workers, of this cluster alone. Default: a temporary one, removed "
+    "when all has ended in order.",
 )
 @click.option(
     "--secret-file",
@@ -174,41 +189,62 @@ def up(
     if prefill is not None and decode is not None:
         roles = ("prefill",) * prefill + ("decode",) * decode
     config = config_of(model, {**options, "workers": len(roles)})
-    from tenfold.checkpoint.locate import locate
-    from tenfold.cluster.up import Cluster, ClusterConfig
-    from tenfold.log_format import log_to_stderr
+    with ends_quietly(), contextlib.ExitStack() as stack:
+        from tenfold.checkpoint.locate import locate
+        from tenfold.cluster.up import Cluster, ClusterConfig
+        from tenfold.log_format import log_to_stderr
 
-    log_to_stderr("%(asctime)s %(message)s")
-    made = folder or Path(tempfile.mkdtemp(prefix="tenfold-cluster-"))
-    here = Cluster(
-        ClusterConfig(
-            settings=cluster_settings(
-                config.engine_settings(str(locate(model))), roles[0], address, secret_file, kv_transport
-            ),
-            served_name=config.model_name,
-            model=model,
-            roles=roles,
-            folder=made.absolute(),
-            host=config.host,
-            port=config.port,
-            address=address,
-            namespace=namespace,
-            etcd=etcd,
-            launcher=launcher,
-            ray_address=ray_address,
-            shared=folder is not None,
+        log_to_stderr("%(asctime)s %(message)s")
+        made = folder or stack.enter_context(temporary_folder())
+        here = Cluster(
+            ClusterConfig(
+                settings=cluster_settings(
+                    config.engine_settings(str(locate(model))), roles[0], address, secret_file, kv_transport
+                ),
+                served_name=config.model_name,
+                model=model,
+                roles=roles,
+                folder=made.absolute(),
+                host=config.host,
+                port=config.port,
+                address=address,
+                namespace=namespace,
+                etcd=etcd,
+                launcher=launcher,
+                ray_address=ray_address,
+                shared=folder is not None,
+            )
         )
-    )
+        kinds = ", ".join(sorted(set(roles)))
+        click.echo(f"Starting {len(roles)} workers ({kinds}) and the front at {here.url}")
+        here.run(lambda seconds: say_ready(here, seconds, kept=folder is not None))
 
-    def ready(seconds: float) -> None:
-        body = f'{{"model": "{config.model_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-        curl = ["curl", f"{here.url}/v1/chat/completions", "-H", "content-type: application/json", "-d", body]
-        where = f"Logs are in {made}/logs{', each of its own node' if launcher == 'ray' else ''}."
-        click.echo(f"Ready after {seconds:.1f} s. {where} Try:\n  {shlex.join(curl)}")
-        if (command := here.further()) is not None:
-            click.echo(f"On further machines, with the same Tenfold and model:\n  {command}")
-        else:
-            click.echo("For workers on further machines start this with --etcd and --address.")
 
-    click.echo(f"Starting {len(roles)} workers ({', '.join(sorted(set(roles)))}) and the front at {here.url}")
-    here.run(ready)
+def say_ready(here: Cluster, seconds: float, kept: bool) -> None:
+    """What can be done with a cluster now; ``kept``: its folder is, when it ends."""
+    name, ray = here.config.served_name, here.config.launcher == "ray"
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    curl = ["curl", f"{here.url}/v1/chat/completions", "-H", "content-type: application/json", "-d", body]
+    where = f"{here.config.folder}/logs{', each of its own node' if ray else ''}"
+    where += "" if kept else "; they go when this ends, or give --dir"
+    click.echo(f"Ready after {seconds:.1f} s. Logs are in {where}. Try:\n  {shlex.join(curl)}")
+    if (command := here.further()) is not None:
+        click.echo(f"On further machines, with the same Tenfold and model:\n  {command}")
+    else:
+        click.echo("For workers on further machines start this with --etcd and --address.")
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """For a cluster; it stays where its logs say why a process was never up."""
+    from tenfold.cluster.processes import NeverUp
+
+    made = Path(tempfile.mkdtemp(prefix="tenfold-cluster-"))
+    try:
+        yield made
+    except NeverUp:
+        raise
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    shutil.rmtree(made, ignore_errors=True)

@@ -47,7 +47,11 @@ from tenfold.config import ServeConfig
 @click.option(
     "--role", type=click.Choice(ROLES), help="In the cluster; mixed (the default) does all of a request."
 )
-@click.option("--namespace", help="With --cluster: what the cluster is called. Default: tenfold.")
+@click.option(
+    "--namespace",
+    help="With --cluster: that of its workers, as `tenfold cluster up` prints it. It says which model and "
+    "formats they have.",
+)
 @click.option(
     "--etcd", metavar="URL", help="With --cluster: the etcd server by which its processes find each other."
 )
@@ -88,7 +92,7 @@ def worker(
       openssl rand -hex 32 > secret; chmod 600 secret      (and copy it to both machines)
       tenfold serve smollm2 --accept-workers 10.0.0.1:7001 --secret-file secret     (there)
       tenfold worker smollm2 --join 10.0.0.1:7001 --secret-file secret              (here)
-      tenfold worker smollm2 --cluster dynamo --etcd http://10.0.0.1:2379 --address 10.0.0.2
+      tenfold worker smollm2 --cluster dynamo ...           (as `tenfold cluster up` prints it)
 
     With less KV memory than others this worker gets the requests that fit it.
     The front must have the same model file, number formats and Tenfold. A front that is away is tried
@@ -101,13 +105,18 @@ def worker(
         for field in ("kv_events", "kv_events_replay"):
             joining[f"--{field.replace('_', '-')}"] = options.pop(field)
         _none_of(joining, "is for --join, and does nothing with --cluster")
+        if namespace is None:
+            raise click.UsageError(
+                "--cluster needs --namespace, as `tenfold cluster up` prints it: it says which model and "
+                "formats the workers of the cluster have"
+            )
         from tenfold.cli.clustering import dynamo_worker
 
         config = config_of(model, {**options, "served_name": name})
         dynamo_worker(
             config,
             role=role or "mixed",
-            namespace=namespace or "tenfold",
+            namespace=namespace,
             etcd=etcd or "",
             discovery=discovery or "",
             events=events or "",

@@ -48,5 +48,5 @@ def kept_worker(name: str, options: WorkerOptions, runtime: Runtime, output: Pat
         command("worker", msgspec.json.encode(options).decode()),
         worker_environment(runtime, port),
         output,
-        probe=f"http://{bracketed(runtime.address)}:{port}/",
+        probe=f"http://{bracketed(runtime.address)}:{port}/health",
     )

@@ -16,8 +16,8 @@ START_S = 60.0
 
 
 class Probe:
-    """Asks a URL now and then, in a thread of its own. Any answer will do; until the first one there is
-    patience."""
+    """Asks a URL now and then, in a thread of its own. Any answer is a sign of life; until the first one
+    there is patience."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -25,6 +25,8 @@ class Probe:
         self._patient_until = time.monotonic() + START_S
         self.failures = 0
         """In a row, since it answered last."""
+        self.up = False
+        """Whether it has ever answered that it is well (2xx)."""
         threading.Thread(target=self._ask, name="probe", daemon=True).start()
 
     def close(self) -> None:
@@ -35,6 +37,7 @@ class Probe:
         while not self._ended.wait(EVERY_S):
             try:
                 urllib.request.urlopen(self._url, timeout=TIMEOUT_S).close()
+                self.up = True
             except urllib.error.HTTPError:
                 pass  # An answer.
             except OSError:

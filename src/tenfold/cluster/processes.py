@@ -29,6 +29,13 @@ STOP_S = 15.0
 POLL_S = 0.05
 MOST_FAILURES = 3
 """So many questions without an answer, and a process is killed."""
+MOST_STARTS = 3
+"""A process that has ended so often and was never up will not come up."""
+LAST_LINES = 8
+
+
+class NeverUp(ValueError):
+    """A process cannot be there; the message says why, as far as its log does."""
 
 
 class Running(Protocol):
@@ -57,6 +64,8 @@ class Kept:
         self.name = name
         self.output = output
         self.starts = 0
+        self.up = False
+        """Whether it ever was: it has said so where it is asked, or lived for a while."""
         self._command = command
         self._variables = variables
         self._url = probe
@@ -72,10 +81,15 @@ class Kept:
         return None if self._process is None else self._process.pid
 
     def look(self, now: float) -> None:
-        """Starts it where it is not there, once its time has come."""
+        """Starts it where it is not there, once its time has come. Raises NeverUp where that is of no use."""
+        if self._process is not None and not self.up:
+            self.up = self.is_up(now)
         if self._process is not None and (code := self._process.poll()) is not None:
             lived_s = now - self._started_at
             self._close_probe()
+            if not self.up and self.starts >= MOST_STARTS:
+                self._process = None
+                raise NeverUp(self._last_words(code))
             self._short_lives = 0 if lived_s >= HEALTHY_AFTER_S else self._short_lives + 1
             delay = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._short_lives - 1)) if self._short_lives else 0.0
             why = self.why(code)
@@ -89,10 +103,21 @@ class Kept:
         if self._process is None and now >= self._due:
             self._start(now)
 
+    def is_up(self, now: float) -> bool:
+        """Whether the process that is there has come up."""
+        return now >= self._started_at + HEALTHY_AFTER_S if self._probe is None else self._probe.up
+
     def why(self, code: int) -> str:
         """It ended, in words."""
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return how if self.output is None else f"{how}; {self.output}"
+
+    def _last_words(self, code: int) -> str:
+        text = f"{self.name} ended {self.starts} times and was never up ({self.why(code)})"
+        if self.output is None:
+            return text
+        lines = self.output.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        return "\n  ".join([f"{text}; its log ends:", *lines])
 
     def spawn(self) -> Running:
         """Starts the process."""
@@ -137,7 +162,8 @@ class Kept:
 
 
 def keep(processes: Sequence[Kept], often: Callable[[], None] = lambda: None) -> None:
-    """Keeps them there until SIGINT or SIGTERM, then ends them; calls ``often`` between."""
+    """Keeps them there until SIGINT or SIGTERM, then ends them; calls ``often`` between. Raises NeverUp, when
+    all have ended, where one of them cannot be there."""
     stop: list[int] = []
     before = {
         number: signal.signal(number, lambda number, frame: stop.append(number))

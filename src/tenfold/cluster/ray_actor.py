@@ -60,6 +60,10 @@ class KeptActor(Kept):
         self._actor = ActorProcess(self.name, actor, self._cpus)
         return self._actor
 
+    def is_up(self, now: float) -> bool:
+        """Whether its worker has come up."""
+        return self._actor is not None and self._actor.up
+
     def why(self, code: int) -> str:
         """It ended, in words."""
         return super().why(code) if self._actor is None else self._actor.why
@@ -73,6 +77,8 @@ class ActorProcess:
         """It ended."""
         self.pid = 0
         """Of the worker, on its node; 0 before it is known."""
+        self.up = False
+        """Whether the worker has come up."""
         self._name = name
         self._actor = actor
         self._cpus = cpus
@@ -130,7 +136,7 @@ class ActorProcess:
             return
         if self._place is None:
             log.info("%s is on node %s, its log there in %s", self._name, report.address, report.output)
-        self._place, self.pid = report.address, report.pid or 0
+        self._place, self.pid, self.up = report.address, report.pid or 0, report.up
         for line in report.lines:
             log.error("node %s: %s", report.address, line)
 

@@ -54,10 +54,12 @@ class RayLauncher:
         self._own: tempfile.TemporaryDirectory[str] | None = None
         found = find_ray(address)
         if found is None:
-            self._start(max(choose_threads(0)[0], workers * max(threads, 1)))
-        else:
-            join_ray(found)
+            self._own = tempfile.TemporaryDirectory(prefix="tenfold-ray-", ignore_cleanup_errors=True)
         try:
+            if self._own is not None:
+                self._start(self._own.name, max(choose_threads(0)[0], workers * max(threads, 1)))
+            elif found is not None:
+                join_ray(found)
             nodes = self._nodes()
             check_nodes(runtime, nodes, shared, threads)
         except BaseException:
@@ -93,11 +95,10 @@ class RayLauncher:
             self._own.cleanup()
             self._own = None
 
-    def _start(self, cpus: int) -> None:
+    def _start(self, folder: str, cpus: int) -> None:
         # In a folder and with a token of its own, and on loopback alone. Ray would leave them in the common
         # temporary folder and in the home, and listen at this machine's address in its network.
-        self._own = tempfile.TemporaryDirectory(prefix="tenfold-ray-", ignore_cleanup_errors=True)
-        token = Path(self._own.name) / "token"
+        token = Path(folder) / "token"
         token.touch(0o600)
         token.write_text(secrets.token_hex(32))
         os.environ.pop("RAY_AUTH_TOKEN", None)
@@ -121,7 +122,7 @@ class RayLauncher:
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
-                    _temp_dir=f"{self._own.name}/r{attempt}",
+                    _temp_dir=f"{folder}/r{attempt}",
                 )
                 return
             except Exception as error:

@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from tenfold.cluster.alike import check_alike
 from tenfold.cluster.launcher import kept_worker
 from tenfold.cluster.model_folder import write_model_folder
 from tenfold.cluster.options import WorkerOptions
-from tenfold.cluster.processes import POLL_S, Kept, end
+from tenfold.cluster.processes import POLL_S, Kept, NeverUp, end
 from tenfold.cluster.runtime import Runtime
 
 MARK = "this-cluster"
@@ -42,6 +43,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     """Its log, a file of its node."""
     pid: int | None = None
+    up: bool = False
+    """It has come up."""
     lines: list[str] = msgspec.field(default_factory=list)
     """What befell it since the last report."""
     refused: str | None = None
@@ -57,6 +60,7 @@ class Supervisor:
         self._lines: deque[str] = deque(maxlen=MOST_LINES)
         self._ended = threading.Event()
         self._refused: str | None = None
+        self._thread: threading.Thread | None = None
         try:
             self._kept = self._prepare(job)
         except (ValueError, OSError) as error:
@@ -72,12 +76,18 @@ class Supervisor:
         """How the worker does. Raises RuntimeError where it is kept no more."""
         if self._refused is not None:
             return Report(address=self._address, output=str(self._output), refused=self._refused)
-        if not self._thread.is_alive():
+        if self._thread is None or not self._thread.is_alive():
             raise RuntimeError("the thread that kept the worker has ended")
         lines = []
         while self._lines:
             lines.append(self._lines.popleft())
-        return Report(address=self._address, output=str(self._output), pid=self._kept.pid, lines=lines)
+        return Report(
+            address=self._address,
+            output=str(self._output),
+            pid=self._kept.pid,
+            up=self._kept.up,
+            lines=lines,
+        )
 
     def say(self, line: str) -> None:
         """In the next report."""
@@ -85,14 +95,16 @@ class Supervisor:
 
     def end(self) -> None:
         """Tells the worker to take its leave, and waits for it."""
-        if self._refused is None:
-            self._ended.set()
+        self._ended.set()
+        if self._thread is not None:
             self._thread.join()
 
     def _keep(self) -> None:
         try:
             while not self._ended.wait(POLL_S):
                 self._kept.look(time.monotonic())
+        except NeverUp as error:
+            self._refused = str(error)
         finally:
             end([self._kept])
 
@@ -107,6 +119,7 @@ class Supervisor:
         ):
             if path is not None and not Path(path).exists():
                 raise ValueError(f"{what} is not at {path} there: it must be at the same path on all nodes")
+        check_alike(options.namespace, settings)
         folder = Path(job.folder)
         if options.discovery == "file":
             # The front reads what workers write there, and they read the model's text side from there.

@@ -12,7 +12,9 @@ from typing import Literal
 
 import msgspec
 
+from tenfold.cluster.alike import full_namespace
 from tenfold.cluster.children import command
+from tenfold.cluster.folder import lock_folder
 from tenfold.cluster.launcher import Launcher, LocalLauncher
 from tenfold.cluster.model_folder import write_model_folder
 from tenfold.cluster.options import WorkerOptions
@@ -21,6 +23,7 @@ from tenfold.cluster.probe import known_workers
 from tenfold.cluster.processes import Kept, keep
 from tenfold.cluster.runtime import Runtime, check_version, front_arguments, front_environment
 from tenfold.protocol import EngineSettings
+from tenfold.server.listening import bind
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +61,12 @@ class Cluster:
     """Its processes: etcd, the event broker, the front, the workers. Owns them."""
 
     def __init__(self, config: ClusterConfig) -> None:
-        """Raises ValueError for what cannot be: Dynamo is missing, the model cannot be served so."""
+        """Raises ValueError for what cannot be: Dynamo is missing, the model cannot be served so, another
+        cluster has the folder; OSError for a port that is taken."""
         check_version()
         self.config = config
+        bind(config.host, config.port, free="").close()
+        self._lock = lock_folder(config.folder)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
         self.url = f"http://{bracketed(host)}:{config.port}"
         folder = config.folder
@@ -70,7 +76,7 @@ class Cluster:
         subscribe, publish = free_or(config.address, list(EVENT_PORTS))
         client, peer = free_or(config.address, list(ETCD_PORTS))
         self.runtime = Runtime(
-            namespace=config.namespace,
+            namespace=full_namespace(config.namespace, config.settings),
             discovery="etcd" if config.etcd else "file",
             folder=str(store),
             etcd=f"http://{bracketed(config.address)}:{client}" if config.etcd else "",
@@ -85,13 +91,21 @@ class Cluster:
         self._add("front", front, front_environment(self.runtime), f"{self.url}/live")
         hole = write_model_folder(Path(config.settings.model), folder / "model")
         self.launcher = self._launcher()
+        try:
+            self._add_workers(hole, store)
+        except BaseException:
+            self.launcher.close()
+            raise
+
+    def _add_workers(self, hole: int | None, store: Path) -> None:
+        config, folder = self.config, self.config.folder
         for number, role in enumerate(config.roles):
             options = WorkerOptions(
                 settings=config.settings,
                 served_name=config.served_name,
                 folder=str(folder / "model"),
                 hole=hole,
-                namespace=config.namespace,
+                namespace=self.runtime.namespace,
                 role=role,
                 discovery=self.runtime.discovery,
                 registry="" if config.etcd else str(store),
@@ -101,7 +115,7 @@ class Cluster:
 
     def run(self, ready: Callable[[float], None]) -> None:
         """Starts all and watches until SIGINT or SIGTERM; ``ready`` is called when the first requests are
-        welcome, with the seconds that took. Then ends all."""
+        welcome, with the seconds that took. Then ends all. Raises NeverUp where a process cannot be there."""
         began = asked_at = time.monotonic()
         told = False
 
@@ -117,6 +131,7 @@ class Cluster:
             keep(self.processes, look)
         finally:
             self.launcher.close()
+            self._lock.close()
 
     def further(self) -> str | None:
         """What to run on further machines; None: no worker of another machine could find this cluster."""
@@ -125,7 +140,7 @@ class Cluster:
         return shlex.join(
             [
                 *("tenfold", "worker", self.config.model, "--cluster", "dynamo"),
-                *("--name", self.config.served_name, "--namespace", self.config.namespace),
+                *("--name", self.config.served_name, "--namespace", self.runtime.namespace),
                 *("--etcd", self.runtime.etcd, "--events", self.runtime.events),
                 *("--address", "ITS-OWN-ADDRESS"),
             ]
