@@ -397,16 +397,15 @@ def test_a_guess_that_fails_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         assert allowed(matcher) == before
 
 
-def test_what_was_compiled_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_compiled_is_kept() -> None:
     """So many; the one that was not used for longest is given up. The vocabulary is read with the first."""
-    monkeypatch.setattr(compiler, "KEPT", 2)
     reads: list[int] = []
 
     def read() -> SmallVocabulary:
         reads.append(1)
         return SMALL
 
-    one = Compiler(read, 96)
+    one = Compiler(read, 96, kept=2)
     assert reads == []
     for text in ("a", "b", "a", "c", "a", "b"):
         one.check(constraint("regex", text))

@@ -10,8 +10,8 @@ import sys
 import msgspec
 
 from tenfold.cluster.options import WorkerOptions
+from tenfold.interpreter import python_command
 from tenfold.worker.main import die_with_parent
-from tenfold.worker.process import python_command
 
 
 def command(entry: str, *arguments: str) -> list[str]:

@@ -11,11 +11,10 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from tenfold.constraints.schema import check_schema
+from tenfold.constraints.size import check_size
 from tenfold.limits import RequestError, Unsupported
 from tenfold.protocol import Constraint
 
-MAX_BYTES = 1 << 16
-"""Of a schema, a grammar or the choices."""
 MAX_REGEX = 4096
 """Characters of a regular expression."""
 MAX_CHOICES = 1024
@@ -32,12 +31,7 @@ def grammar_of(constraint: Constraint) -> str:
     """The grammar, as llguidance's matcher takes it. Raises RequestError for what is too large or not
     supported; what the compiler itself finds wrong is not found here."""
     kind, text, field = constraint.kind, constraint.text, constraint.field
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError:
-        raise RequestError(field, "must be valid Unicode; it has a lone surrogate") from None
-    if size > MAX_BYTES:
-        raise RequestError(field, f"has {size} bytes; at most {MAX_BYTES} are taken")
+    check_size(constraint)
     if kind == "json_object":
         return _json('{"type":"object"}')
     if kind == "json_schema":

@@ -1,0 +1,165 @@
+"""Which numbers of a JSON Schema the compiler holds exactly; any other is refused here.
+
+llguidance (1.9.1) reads bounds and literals as float64, makes int64 of an integer's bounds (clamping them),
+and counts remainders for ``multipleOf`` in 32 bits without a check. Beyond what these hold it would let
+through a wrong number without a word, or overflow its stack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+
+from tenfold.limits import RequestError
+
+EXACT = 2**53 - 1
+"""Integers up to here, and their neighbours, are float64s; what JSON can be relied upon for (RFC 8259, 6)."""
+MAX_DIGITS = 15
+MAX_PLACES = 22
+"""Of a number with a point. Beyond them the library's reader of JSON may be off by the last bit: it multiplies
+or divides a float64 by a power of ten, which is right where both are exact (Clinger 1990)."""
+_RANGE = (
+    f"integers from -{EXACT} to {EXACT}, and numbers within these of {MAX_DIGITS} digits and {MAX_PLACES} "
+    "decimals"
+)
+MAX_DIVISOR = 10**8
+"""Of a ``multipleOf`` without its point: ten times it, and a digit more, is still a number of 32 bits."""
+MAX_DECIMALS = 8
+"""Of a ``multipleOf``; for the same reason."""
+BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+
+
+def check_bound(where: str, value: Any) -> None:
+    """Of one of `BOUNDS`. Raises RequestError for what is no number or not held exactly."""
+    if isinstance(value, bool) and "exclusive" in where.rpartition(".")[2]:  # draft 4
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RequestError(where, "must be a number")
+    if not _exact(value):
+        raise RequestError(where, f"is beyond what is held exactly: {_RANGE}. Leave it out, or round it")
+
+
+def check_literals(where: str, value: Any) -> None:
+    """Of ``const`` or ``enum``, and all within it. Raises RequestError for a number not held exactly."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, int | float) and not _exact(value):
+            raise RequestError(
+                where, f"has a number beyond what is held exactly: {_RANGE}. Round it, or make it a string"
+            )
+
+
+def _exact(value: float) -> bool:
+    if abs(value) > EXACT:
+        return False
+    if isinstance(value, int):
+        return True
+    _, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    assert isinstance(exponent, int)
+    return len(digits) <= MAX_DIGITS and exponent >= -MAX_PLACES
+
+
+def check_multiple(where: str, value: Any) -> Decimal:
+    """``multipleOf`` as it is written. Raises RequestError for what is not above 0 or not held exactly."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise RequestError(where, "must be a number above 0")
+    exact = Decimal(repr(value))
+    if not _held(exact, float(value) if value <= EXACT else math.inf):
+        raise RequestError(
+            where,
+            f"is {value}, which is not held exactly: it may have {MAX_DECIMALS} decimals and be up to "
+            f"{MAX_DIVISOR} without its point, and some others (0.07) are not held either. Take "
+            "another, or an enum of the values",
+        )
+    return exact
+
+
+def _held(exact: Decimal, value: float) -> bool:
+    """Whether the compiler comes to the same number, by multiplying by ten until it is an integer."""
+    decimals = 0
+    while value % 1 and decimals <= MAX_DECIMALS:
+        value *= 10
+        decimals += 1
+    if value > MAX_DIVISOR or decimals > MAX_DECIMALS:
+        return False
+    return Decimal(int(value)).scaleb(-decimals) == exact
+
+
+def check_range(place: str, schema: dict[str, Any]) -> None:
+    """The bounds of one schema against its ``multipleOf``; each was checked alone. Raises RequestError where
+    no multiple lies between them, or where the compiler might not find one that does."""
+    if "multipleOf" not in schema:
+        return
+    step = Decimal(repr(schema["multipleOf"]))
+    low = _bound(schema, "minimum", "exclusiveMinimum", max)
+    high = _bound(schema, "maximum", "exclusiveMaximum", min)
+    first = None if low is None else _multiple_at(low[0], step, low[1], up=True)
+    last = None if high is None else _multiple_at(high[0], step, high[1], up=False)
+    if first is not None and last is not None and first > last:
+        raise RequestError(place, f"leaves no number: no multiple of {step} lies within its bounds")
+    for name in BOUNDS & schema.keys():
+        value = schema[name]
+        if isinstance(value, bool):
+            continue
+        if -_exponent(Decimal(repr(value))) > max(0, -_exponent(step)) > 0:
+            multiple = first if name.lower().endswith("minimum") else last
+            instead = name.replace("exclusiveM", "m")
+            raise RequestError(
+                f"{place}.{name}",
+                f"has more decimals than multipleOf {step}, which cannot be enforced together. The same is "
+                f"said by {instead} {multiple:f}",
+            )
+
+
+def _bound(
+    schema: dict[str, Any], inclusive: str, exclusive: str, strictest: Any
+) -> tuple[Decimal, bool] | None:
+    """The stricter bound of one side, and whether it is excluded itself."""
+    found: list[tuple[Decimal, bool]] = []
+    other = schema.get(exclusive)
+    if inclusive in schema:
+        found.append((Decimal(repr(schema[inclusive])), other is True))
+    if other is not None and not isinstance(other, bool):
+        found.append((Decimal(repr(other)), True))
+    if not found:
+        return None
+    value = strictest(value for value, _ in found)
+    return value, any(excluded for each, excluded in found if each == value)
+
+
+def _multiple_at(bound: Decimal, step: Decimal, excluded: bool, *, up: bool) -> Decimal:
+    """The multiple nearest to a bound, on its inner side."""
+    scale = max(0, -_exponent(bound), -_exponent(step))
+    number, divisor = int(bound.scaleb(scale)), int(step.scaleb(scale))
+    count = -(-number // divisor) if up else number // divisor
+    if excluded and count * divisor == number:
+        count += 1 if up else -1
+    return count * step
+
+
+def _exponent(value: Decimal) -> int:
+    exponent = value.normalize().as_tuple().exponent
+    assert isinstance(exponent, int)
+    return exponent
+
+
+def check_multiples(field: str, steps: Iterable[Decimal]) -> None:
+    """All that one document has, where schemas are combined: the compiler may have to find their least common
+    multiple. Raises RequestError where it could not."""
+    several = set(steps)
+    scale = max((max(0, -_exponent(step)) for step in several), default=0)
+    numbers = [int(step.scaleb(scale)) for step in several]
+    if len(numbers) > 1 and math.lcm(*numbers) * max(numbers) >= 2**32:
+        listed = ", ".join(map(str, sorted(several)[:4]))
+        raise RequestError(
+            field,
+            f"combines schemas and has several multipleOf ({listed}) whose least common multiple is not held "
+            "exactly. Use one multipleOf, or smaller ones",
+        )
