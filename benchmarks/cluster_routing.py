@@ -34,7 +34,7 @@ from tenfold.bench.figures import table, total_ratio
 from tenfold.bench.script import run_script
 from tenfold.bench.server import Server
 from tenfold.cluster.ports import free_ports
-from tenfold.worker.process import python_command
+from tenfold.interpreter import python_command
 
 START_S = 120.0
 SIDES = ("cluster", "serve")

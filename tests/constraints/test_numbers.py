@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -55,7 +56,7 @@ def exact(value: Any) -> Fraction:
 def keeps(schema: dict[str, Any], value: Fraction) -> bool:
     """Whether a number keeps to a schema of numbers, in exact arithmetic. (jsonschema's validators compare
     with floats where one is given.)"""
-    holds = {
+    holds: dict[str, Callable[[Any], bool]] = {
         "type": lambda kind: kind == "number" or value.denominator == 1,
         "minimum": lambda bound: value >= exact(bound),
         "maximum": lambda bound: value <= exact(bound),

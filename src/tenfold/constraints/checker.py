@@ -233,6 +233,7 @@ class _Process:
 
     def _await(self) -> None:
         """Until there is something to read, or the end of it."""
+        assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], WALL_S)[0]:
             self.kill()
             self._process.wait()

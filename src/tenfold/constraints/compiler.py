@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tenfold.constraints.matcher import GrammarMatcher, error_of
+from tenfold.constraints.matcher import GrammarMatcher
+from tenfold.constraints.messages import error_of, explained
 from tenfold.limits import RequestError
 from tenfold.protocol import Constraint
 
@@ -141,11 +142,13 @@ class Compiler:
             grammar, self._tokenizer, limits=self._limits
         )
         if wrong or messages:  # a warning says what would not be enforced
-            raise RequestError(constraint.field, f"cannot be enforced: {error_of('; '.join(messages))}")
+            why = explained(constraint.kind, "; ".join(messages))
+            raise RequestError(constraint.field, f"cannot be enforced: {why}")
         prototype = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         prototype.compute_bitmask()  # finds what no text matches; and copies need not do it again
         if prototype.is_error():
-            raise RequestError(constraint.field, f"cannot be enforced: {error_of(prototype.get_error())}")
+            why = explained(constraint.kind, prototype.get_error())
+            raise RequestError(constraint.field, f"cannot be enforced: {why}")
         if error := self._tried(prototype):
             raise RequestError(
                 constraint.field,

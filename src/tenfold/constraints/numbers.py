@@ -8,9 +8,9 @@ through a wrong number without a word, or overflow its stack.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from tenfold.limits import RequestError
 
@@ -18,8 +18,8 @@ EXACT = 2**53 - 1
 """Integers up to here, and their neighbours, are float64s; what JSON can be relied upon for (RFC 8259, 6)."""
 MAX_DIGITS = 15
 MAX_PLACES = 22
-"""Of a number with a point. Beyond them the library's reader of JSON may be off by the last bit: it multiplies
-or divides a float64 by a power of ten, which is right where both are exact (Clinger 1990)."""
+"""Of a number with a point. Beyond them the library's reader of JSON may be off by the last bit: it
+multiplies or divides a float64 by a power of ten, which is right where both are exact (Clinger 1990)."""
 _RANGE = (
     f"integers from -{EXACT} to {EXACT}, and numbers within these of {MAX_DIGITS} digits and {MAX_PLACES} "
     "decimals"
@@ -92,16 +92,53 @@ def _held(exact: Decimal, value: float) -> bool:
     return Decimal(int(value)).scaleb(-decimals) == exact
 
 
-def check_range(place: str, schema: dict[str, Any]) -> None:
-    """The bounds of one schema against its ``multipleOf``; each was checked alone. Raises RequestError where
-    no multiple lies between them, or where the compiler might not find one that does."""
-    if "multipleOf" not in schema:
-        return
+class Side(NamedTuple):
+    """The stricter bound of one side of a range."""
+
+    value: Decimal
+    excluded: bool
+    """Itself."""
+
+
+class Span(NamedTuple):
+    """The bounds of a schema, together."""
+
+    low: Side | None
+    high: Side | None
+
+
+def check_range(place: str, schema: dict[str, Any]) -> Span:
+    """The bounds of one schema, each of which was checked alone; of integers none, for there they are sure. Raises RequestError where nothing lies
+    between them, or where the compiler would not find that, or more than that."""
+    low = _side(schema, "minimum", "exclusiveMinimum", max)
+    high = _side(schema, "maximum", "exclusiveMaximum", min)
+    if "multipleOf" in schema:
+        _check_steps(place, schema, low, high)
+    span = Span(None, None) if schema.get("type") == "integer" else Span(low, high)
+    check_open(place, [span])
+    return span
+
+
+def check_open(place: str, spans: Sequence[Span]) -> None:
+    """Bounds that may come together. Raises RequestError where the compiler forgets that one is excluded: as
+    it does with an integer, and the other bound in the unit next to it."""
+    for low in (span.low for span in spans if span.low is not None):
+        for high in (span.high for span in spans if span.high is not None):
+            for near, far, name in ((low, high, "exclusiveMinimum"), (high, low, "exclusiveMaximum")):
+                outward = near.value >= 0 if near is low else near.value <= 0
+                if near.excluded and outward and low.value < high.value and int(far.value) == near.value:
+                    raise RequestError(
+                        f"{place}.{name}",
+                        f"cannot be enforced with a bound at {far.value:f}, less than 1 away. Say it without "
+                        f"excluding, as by {name.replace('exclusiveM', 'm')} with the number nearest to "
+                        f"{near.value:f} that is wanted",
+                    )
+
+
+def _check_steps(place: str, schema: dict[str, Any], low: Side | None, high: Side | None) -> None:
     step = Decimal(repr(schema["multipleOf"]))
-    low = _bound(schema, "minimum", "exclusiveMinimum", max)
-    high = _bound(schema, "maximum", "exclusiveMaximum", min)
-    first = None if low is None else _multiple_at(low[0], step, low[1], up=True)
-    last = None if high is None else _multiple_at(high[0], step, high[1], up=False)
+    first = None if low is None else _multiple_at(low, step, up=True)
+    last = None if high is None else _multiple_at(high, step, up=False)
     if first is not None and last is not None and first > last:
         raise RequestError(place, f"leaves no number: no multiple of {step} lies within its bounds")
     for name in BOUNDS & schema.keys():
@@ -118,28 +155,31 @@ def check_range(place: str, schema: dict[str, Any]) -> None:
             )
 
 
-def _bound(
-    schema: dict[str, Any], inclusive: str, exclusive: str, strictest: Any
-) -> tuple[Decimal, bool] | None:
-    """The stricter bound of one side, and whether it is excluded itself."""
-    found: list[tuple[Decimal, bool]] = []
+def _side(
+    schema: dict[str, Any],
+    inclusive: str,
+    exclusive: str,
+    strictest: Callable[[Iterable[Decimal]], Decimal],
+) -> Side | None:
+    found: list[Side] = []
     other = schema.get(exclusive)
     if inclusive in schema:
-        found.append((Decimal(repr(schema[inclusive])), other is True))
+        found.append(Side(Decimal(repr(schema[inclusive])), other is True))
     if other is not None and not isinstance(other, bool):
-        found.append((Decimal(repr(other)), True))
+        found.append(Side(Decimal(repr(other)), True))
     if not found:
         return None
-    value = strictest(value for value, _ in found)
-    return value, any(excluded for each, excluded in found if each == value)
+    value = strictest(side.value for side in found)
+    return Side(value, any(side.excluded for side in found if side.value == value))
 
 
-def _multiple_at(bound: Decimal, step: Decimal, excluded: bool, *, up: bool) -> Decimal:
+def _multiple_at(side: Side, step: Decimal, *, up: bool) -> Decimal:
     """The multiple nearest to a bound, on its inner side."""
+    bound = side.value
     scale = max(0, -_exponent(bound), -_exponent(step))
     number, divisor = int(bound.scaleb(scale)), int(step.scaleb(scale))
     count = -(-number // divisor) if up else number // divisor
-    if excluded and count * divisor == number:
+    if side.excluded and count * divisor == number:
         count += 1 if up else -1
     return count * step
 

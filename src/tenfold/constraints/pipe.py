@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import BinaryIO, TypeVar
+from typing import IO, TypeVar
 
 import msgspec
 
@@ -33,14 +33,14 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     """One of `tenfold.constraints.checker.REASONS`."""
 
 
-def send(file: BinaryIO, message: VocabularyWords | Constraint | Verdict) -> None:
+def send(file: IO[bytes], message: VocabularyWords | Constraint | Verdict) -> None:
     """Raises OSError when nobody reads any more."""
     data = msgspec.msgpack.encode(message)
     file.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
     file.flush()
 
 
-def receive(file: BinaryIO, kind: type[T]) -> T:
+def receive(file: IO[bytes], kind: type[T]) -> T:
     """The next message. Raises EOFError when none will come."""
     head = file.read(_LENGTH_BYTES)
     data = file.read(int.from_bytes(head, "little"))

@@ -17,6 +17,7 @@ from tenfold.constraints.numbers import (
     check_literals,
     check_multiple,
     check_multiples,
+    check_open,
     check_range,
 )
 from tenfold.limits import RequestError, Unsupported, json_problem
@@ -83,7 +84,8 @@ FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4",
 
 def check_schema(field: str, text: str) -> str:
     """The schema as a JSON object (`true` is one without a keyword), its numbers as they were
-    checked. Raises RequestError, naming the place in the schema, for what is not JSON or would not be enforced.
+    checked. Raises RequestError, naming the place in the schema, for what is not JSON
+    or would not be enforced.
 
     What is held to be a number, and which, is said in `tenfold.constraints.numbers`. Types and values of most
     other keywords are the compiler's to check.
@@ -98,7 +100,7 @@ def check_schema(field: str, text: str) -> str:
         raise RequestError(field, "must be a JSON Schema: an object")
     if schema is False:
         raise RequestError(field, "is the schema false, which no text matches")
-    steps = []
+    steps, spans = [], []
     combined = False
     waiting: list[tuple[str, Any, int]] = [(field, schema, 1)]
     while waiting:
@@ -112,10 +114,11 @@ def check_schema(field: str, text: str) -> str:
         waiting += [(where, inner, depth + 1) for where, inner in _inner(place, value)]
         if "multipleOf" in value:
             steps.append(check_multiple(f"{place}.multipleOf", value["multipleOf"]))
-            check_range(place, value)
+        spans.append(check_range(place, value))
         combined = combined or not _COMBINING.isdisjoint(value)
     if combined:
         check_multiples(field, steps)
+        check_open(field, spans)
     return "{}" if schema is True else msgspec.json.encode(schema).decode()
 
 

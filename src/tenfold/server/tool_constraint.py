@@ -54,8 +54,8 @@ def chat_constraint(
         name = function["name"]
         if tools.named is not None and name != tools.named:
             continue
-        schema = function["parameters"] if forced or name in tools.strict else _ANY_OBJECT
-        schemas[name] = _checked(f"tools[{index}].function.parameters", schema)
+        given_there = function["parameters"] if forced or name in tools.strict else _ANY_OBJECT
+        schemas[name] = _checked(f"tools[{index}].function.parameters", given_there)
     wanted = Wanted(
         schemas=schemas,
         forced=forced,
