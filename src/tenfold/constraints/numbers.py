@@ -108,8 +108,8 @@ class Span(NamedTuple):
 
 
 def check_range(place: str, schema: dict[str, Any]) -> Span:
-    """The bounds of one schema, each of which was checked alone; of integers none, for there they are sure. Raises RequestError where nothing lies
-    between them, or where the compiler would not find that, or more than that."""
+    """The bounds of one schema, each of which was checked alone; none of integers, for `check_open`. Raises
+    RequestError where nothing lies between them, or where the compiler would find less than does, or more."""
     low = _side(schema, "minimum", "exclusiveMinimum", max)
     high = _side(schema, "maximum", "exclusiveMaximum", min)
     if "multipleOf" in schema:
