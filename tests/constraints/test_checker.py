@@ -67,7 +67,7 @@ def test_the_verdict_is_the_compilers(checker: Checker) -> None:
 
 def test_what_compiles_without_end_is_refused_and_remembered(checker: Checker) -> None:
     """It costs its limit once. The next is checked by another process."""
-    with pytest.raises(RequestError, match="constraint takes more than 1 s to compile.*Make it simpler"):
+    with pytest.raises(RequestError, match=r"constraint takes more than 1 s to compile.*Make it simpler"):
         checker.check(costly())
     with pytest.raises(RequestError, match="too costly"):
         assert checker.begin(costly()) is None
@@ -101,7 +101,7 @@ def test_many_that_are_costly_starve_nobody(checker: Checker) -> None:
 def test_what_takes_too_much_memory_is_refused(checker: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not taken from the machine."""
     monkeypatch.setattr(checker_module, "MEMORY_BYTES", 1 << 20)
-    with pytest.raises(RequestError, match="takes too much memory to compile|the compiler crashes"):
+    with pytest.raises(RequestError, match=r"takes too much memory|the compiler crashes|limit"):
         checker.check(constraint("grammar", CHAIN))
     assert checker.refused["memory"] + checker.refused["crash"] + checker.refused["invalid"] == 1
 

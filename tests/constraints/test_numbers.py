@@ -23,10 +23,11 @@ NUMBERS = st.one_of(
     st.sampled_from([*EDGES, *(-edge for edge in EDGES)]),
     st.sampled_from([-0.0, 0.05, 0.35, 0.45, 1e-9, 1e-5, 0.1 + 0.2, 1e16, 1e20, 1e300, 123456789.123456789]),
 )
+# Not many combine to large ones: these are right, and take the compiler seconds.
 STEPS = st.one_of(
     st.integers(1, 40),
     st.integers(1, 60).map(lambda n: n / 10),
-    st.sampled_from([0.01, 0.05, 0.25, 0.001, 1e-8, 1e-9, 1e-10, 0.07, 1.1, 100, 1000, 2**32 - 1, 10**9, 0]),
+    st.sampled_from([0.01, 0.05, 0.25, 0.001, 1e-8, 1e-9, 1e-10, 0.07, 1.1, 2**32 - 1, 10**9, 0]),
 )
 ONE = st.fixed_dictionaries(
     {},
