@@ -82,7 +82,7 @@ def explained(kind: ConstraintKind, text: str) -> str:
     is_schema = kind in ("json_schema", "json_object")
     for pattern, said in (*_ALL, *_REGEXES, *(_SCHEMAS if is_schema else ())):
         if (found := re.search(pattern, text)) is not None:
-            return said.format(all=text, **found.groupdict())
+            return str(said.format(all=text, **found.groupdict()))
     return f"the {'schema' if is_schema else 'text'} cannot be used: {text}"
 
 
