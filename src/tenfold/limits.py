@@ -59,6 +59,8 @@ def json_problem(error: Exception, data: bytes = b"") -> str:
             )
     if text.startswith("Number out of range"):
         return "it has a number that is too large for JSON here: numbers go up to 1.8e308"
+    if text.startswith("Integer value out of range"):
+        return "it has an integer of more digits than are read"
     return text
 
 

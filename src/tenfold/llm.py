@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tenfold.config import ServeConfig
+from tenfold.constraints.checker import Checker
 from tenfold.llm_input import Prompt, as_messages, as_params, as_pooling, as_prompt, as_prompts, check_room
 from tenfold.protocol import FinishReason, PoolingKind, Request, SamplingParams, TokenLogprob
 from tenfold.server.output import Output, Piece
@@ -89,6 +90,8 @@ class LLM:
     def _setup(self, engine: EngineLike, text: Text, max_context: int) -> None:
         self._shared = SharedEngine(engine)
         self._text = text
+        # This process may not die of what a constraint does to its compiler.
+        self._checker = Checker(lambda: text.tokenizer, text.tokenizer.vocab_size)
         self._max_context = max_context
         self._ids = itertools.count(1)
 
@@ -166,6 +169,7 @@ class LLM:
     def close(self) -> None:
         """Frees the model. Nothing can be generated afterwards; streams and calls under way fail."""
         self._shared.close()
+        self._checker.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -180,6 +184,8 @@ class LLM:
 
     def _checked(self, prompts: list[list[int]], params: SamplingParams | None) -> SamplingParams:
         checked = as_params(params)
+        if checked.constraint is not None:
+            self._checker.check(checked.constraint)
         for prompt in prompts:
             check_room(len(prompt), checked, self._max_context)
         return checked

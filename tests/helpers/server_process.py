@@ -79,6 +79,13 @@ class ServerProcess:
 
     def worker_pids(self) -> list[int]:
         """The process ids of all workers."""
+        return [pid for pid in self._children() if b"worker.main" in _command(pid)]
+
+    def checker_pids(self) -> list[int]:
+        """Of the processes that look at constraints first."""
+        return [pid for pid in self._children() if b"constraints.checking" in _command(pid)]
+
+    def _children(self) -> list[int]:
         pids: list[int] = []
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             with contextlib.suppress(OSError):
@@ -109,6 +116,13 @@ class ServerProcess:
         """Signals the server and returns its exit code."""
         self.process.send_signal(number)
         return self.process.wait(20)
+
+
+def _command(pid: int) -> bytes:
+    """Empty for a process that is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 @contextlib.contextmanager

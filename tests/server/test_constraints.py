@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +16,7 @@ from tenfold.protocol import Constraint
 from tenfold.server.constraints import take_constraint
 from tenfold.server.errors import ApiError
 from tenfold.server.fields import Fields
-from tests.helpers.server_process import ServerProcess
+from tests.helpers.server_process import ServerProcess, running_server, wait_for
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
 TEXT = '{"type":"object","properties":{"b":{"type":"string"},"a":{"type":"integer"}}}'
@@ -165,3 +169,45 @@ def test_a_constraint_that_cannot_be_enforced_never_reaches_the_worker(server: S
     assert server.metric("tenfold_generated_tokens_total") == before
     good = {"prompt": "Hi", "max_tokens": 4, "guided_regex": "a+"}
     assert httpx.post(f"{server.url}/v1/completions", json=good, timeout=60).status_code == 200
+
+
+def costly(number: int) -> dict[str, Any]:
+    """One of many bodies with a schema that compiles for minutes."""
+    schema = {"title": str(number), "allOf": [{"type": "string", "pattern": f"a{i}"} for i in range(200)]}
+    return {"prompt": "Hi", "max_tokens": 4, "guided_json": schema}
+
+
+def test_what_kills_the_compiler_kills_nothing_else(server: ServerProcess) -> None:
+    """Overflows of its stack, compiling without end: 400 by the field, and others are served meanwhile."""
+    url = f"{server.url}/v1/completions"
+    crash = 'start: %json {"type":"integer","minimum":-1e30,"maximum":-1e20}'
+    good = {"prompt": "Hi", "max_tokens": 4, "guided_regex": "a+b?"}
+    assert httpx.post(url, json=good, timeout=60).status_code == 200
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(httpx.post, url, json=costly(0), timeout=60)
+        for body, says in (
+            ({"guided_json": {"type": "integer", "minimum": -1e30, "maximum": -1e20}}, "held exactly"),
+            ({"guided_grammar": crash}, "held exactly"),
+        ):
+            response = httpx.post(url, json={"prompt": "Hi", "max_tokens": 4, **body}, timeout=60)
+            assert response.status_code == 400 and says in response.json()["error"]["message"]
+        assert httpx.post(url, json=good, timeout=60).status_code == 200
+        error = slow.result().json()["error"]
+    assert (error["param"], error["code"]) == ("guided_json", "invalid_value")
+    assert "takes more than 1 s to compile" in error["message"]
+    assert httpx.get(f"{server.url}/ready", timeout=60).status_code == 200
+    assert server.metric('tenfold_constraint_refused_total{model="fake",reason="time"}') == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_ends_while_constraints_are_checked(tmp_path: Path, number: int) -> None:
+    """Within its grace, without a traceback (`running_server` looks for one), and no process is left."""
+    with running_server(tmp_path / "log") as server, ThreadPoolExecutor(8) as pool:
+        url = f"{server.url}/v1/completions"
+        asked = [pool.submit(httpx.post, url, json=costly(i), timeout=60) for i in range(8)]
+        pids = wait_for(server.checker_pids, 60)
+        assert server.stop(number) == 0
+        for each in asked:
+            with suppress(httpx.TransportError):
+                assert each.result().status_code in (400, 503)
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 60)

@@ -14,7 +14,7 @@ from types import TracebackType
 from tenfold.bench.peers import PeerError
 from tenfold.cluster.ports import free_ports
 from tenfold.cluster.probe import known_workers
-from tenfold.worker.process import python_command
+from tenfold.interpreter import python_command
 
 START_S = 120.0
 

@@ -9,9 +9,9 @@ import sys
 import msgspec
 
 from tenfold.cluster.options import WorkerOptions
+from tenfold.interpreter import python_command
 from tenfold.log_format import log_to_stderr
 from tenfold.worker.main import die_with_parent
-from tenfold.worker.process import python_command
 
 
 def command(entry: str, *arguments: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 llguidance descends through rules by recursion in Rust, and a thread's stack that overflows ends the
 process. So all compiling is done on a thread of its own with a stack that outlasts the longest chain that
-`grammar.MAX_BYTES` has room for (5 to 8 kB a rule or `$ref` were measured; the shortest rule has 9 bytes).
+`size.MAX_BYTES` has room for (5 to 8 kB a rule or `$ref` were measured; the shortest rule has 9 bytes).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tenfold.constraints.matcher import GrammarMatcher, error_of
+from tenfold.constraints.matcher import GrammarMatcher
+from tenfold.constraints.messages import error_of, explained
 from tenfold.limits import RequestError
 from tenfold.protocol import Constraint
 
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 KEPT = 64
 """Compiled grammars; a hundred kilobytes each, as a rule."""
+SIMPLER = "Make it simpler: fewer or shorter patterns, alternatives and repetitions"
+TOO_LARGE = f"takes too much memory to compile. {SIMPLER}"
 TRIED = 4
 """Tokens that an answer is begun with before a grammar is taken."""
 STACK_BYTES = 256 << 20
@@ -63,12 +66,14 @@ class Compiler:
     """Makes matchers for constraints. May be used from several threads.
 
     ``load`` gives the vocabulary; it is called with the first constraint, as llguidance is imported then,
-    and not before. ``vocab_size``: rows of the model's output, which is what a mask has bits for.
+    and not before. ``vocab_size``: rows of the model's output, which is what a mask has bits for. ``kept``:
+    so many compiled grammars.
     """
 
-    def __init__(self, load: Callable[[], Vocabulary], vocab_size: int) -> None:
+    def __init__(self, load: Callable[[], Vocabulary], vocab_size: int, *, kept: int = KEPT) -> None:
         self._load = load
         self._vocab_size = vocab_size
+        self._most = kept
         self._lock = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._tokenizer: Any = None
@@ -100,7 +105,7 @@ class Compiler:
                 self.compile_ms += (time.perf_counter() - began) * 1000
                 self.compiled += 1
                 self._kept[key] = prototype
-                if len(self._kept) > KEPT:
+                if len(self._kept) > self._most:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
             return prototype
@@ -118,6 +123,8 @@ class Compiler:
             return self._thread.submit(self._compile, constraint).result()
         except RequestError:
             raise
+        except MemoryError:
+            raise RequestError(constraint.field, TOO_LARGE) from None
         except BaseException as error:  # a panic in the library's Rust is no Exception
             log.exception("compiling a constraint failed")
             what = f"{type(error).__name__}: {error}"
@@ -135,11 +142,13 @@ class Compiler:
             grammar, self._tokenizer, limits=self._limits
         )
         if wrong or messages:  # a warning says what would not be enforced
-            raise RequestError(constraint.field, f"cannot be enforced: {error_of('; '.join(messages))}")
+            why = explained(constraint.kind, "; ".join(messages))
+            raise RequestError(constraint.field, f"cannot be enforced: {why}")
         prototype = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         prototype.compute_bitmask()  # finds what no text matches; and copies need not do it again
         if prototype.is_error():
-            raise RequestError(constraint.field, f"cannot be enforced: {error_of(prototype.get_error())}")
+            why = explained(constraint.kind, prototype.get_error())
+            raise RequestError(constraint.field, f"cannot be enforced: {why}")
         if error := self._tried(prototype):
             raise RequestError(
                 constraint.field,

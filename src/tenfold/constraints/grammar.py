@@ -3,6 +3,7 @@ first."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -11,11 +12,10 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from tenfold.constraints.schema import check_schema
+from tenfold.constraints.size import check_size
 from tenfold.limits import RequestError, Unsupported
 from tenfold.protocol import Constraint
 
-MAX_BYTES = 1 << 16
-"""Of a schema, a grammar or the choices."""
 MAX_REGEX = 4096
 """Characters of a regular expression."""
 MAX_CHOICES = 1024
@@ -25,6 +25,7 @@ _JSON_OPTIONS: Any = {
     # Without a bound a small model can go on with white space for ever, and the answer is cut by its length.
     "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}",
 }
+_JSON = re.compile(r"%json\s*(?=\{)")
 _TEMPERATURE = re.compile(r"\[[^\]\"/]*\btemperature\s*=")
 
 
@@ -32,12 +33,7 @@ def grammar_of(constraint: Constraint) -> str:
     """The grammar, as llguidance's matcher takes it. Raises RequestError for what is too large or not
     supported; what the compiler itself finds wrong is not found here."""
     kind, text, field = constraint.kind, constraint.text, constraint.field
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError:
-        raise RequestError(field, "must be valid Unicode; it has a lone surrogate") from None
-    if size > MAX_BYTES:
-        raise RequestError(field, f"has {size} bytes; at most {MAX_BYTES} are taken")
+    check_size(constraint)
     if kind == "json_object":
         return _json('{"type":"object"}')
     if kind == "json_schema":
@@ -91,5 +87,22 @@ def _lark(text: str, field: str) -> str:
             raise RequestError(field, f"is no grammar in GBNF: {error}") from None
     if _TEMPERATURE.search(text):
         raise Unsupported(field, "has a rule with a temperature, which is not supported. Leave it out")
-    grammar: str = LLMatcher.grammar_from_lark(text)
+    grammar: str = LLMatcher.grammar_from_lark(_with_schemas(text, field))
     return grammar
+
+
+def _with_schemas(text: str, field: str) -> str:
+    """The grammar with its JSON Schemas as they were checked."""
+    parts, at = [], 0
+    for found in _JSON.finditer(text):
+        if found.end() < at:  # within a schema
+            continue
+        try:
+            schema, end = json.JSONDecoder().raw_decode(text, found.end())
+        except (ValueError, RecursionError):
+            continue  # it stands in a string, or the compiler says what is wrong
+        options = {name: schema.pop(name) for name in ("x-guidance",) if name in schema}
+        checked = json.loads(check_schema(f"{field} %json", json.dumps(schema)))
+        parts += [text[at : found.end()], json.dumps({**checked, **options}, ensure_ascii=False)]
+        at = end
+    return "".join((*parts, text[at:]))

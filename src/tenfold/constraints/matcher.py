@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tenfold.constraints.base import ConstraintError, UInt32s
+from tenfold.constraints.messages import error_of
 
 
 class GrammarMatcher:
@@ -62,11 +63,3 @@ class GrammarMatcher:
             raise ConstraintError(
                 f"the constraint cannot be followed: it exceeds a limit of the compiler ({what})"
             )
-
-
-def error_of(text: str) -> str:
-    """What llguidance says, without what it does not say."""
-    text = " ".join(line.strip() for line in text.splitlines() if "non-verbose" not in line).strip()
-    if text == "NoExtensionBias":
-        return "no text can ever match it, as where a rule or a $ref leads to nothing but itself"
-    return text if len(text) <= 400 else text[:397] + "..."

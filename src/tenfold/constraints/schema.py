@@ -11,6 +11,15 @@ from typing import Any
 
 import msgspec
 
+from tenfold.constraints.numbers import (
+    BOUNDS,
+    check_bound,
+    check_literals,
+    check_multiple,
+    check_multiples,
+    check_open,
+    check_range,
+)
 from tenfold.limits import RequestError, Unsupported, json_problem
 
 MAX_DEPTH = 64
@@ -22,6 +31,8 @@ _ONE = frozenset({"items", "additionalItems", "additionalProperties"})
 """Keywords whose value is a schema ..."""
 _MANY = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 """... a list of schemas ..."""
+_COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
+"""Keywords whose schemas are put together with those beside them."""
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 """... an object with a schema under each name."""
 _PLAIN = frozenset(
@@ -72,10 +83,12 @@ FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4",
 
 
 def check_schema(field: str, text: str) -> str:
-    """The schema as a JSON object (`true` is one without a keyword). Raises RequestError, naming the place in
-    the schema, for what is not JSON or would not be enforced.
+    """The schema as a JSON object (`true` is one without a keyword), its numbers as they were
+    checked. Raises RequestError, naming the place in the schema, for what is not JSON
+    or would not be enforced.
 
-    Types and values of most keywords are the compiler's to check.
+    What is held to be a number, and which, is said in `tenfold.constraints.numbers`. Types and values of most
+    other keywords are the compiler's to check.
     """
     try:
         schema = msgspec.json.decode(text)
@@ -87,6 +100,8 @@ def check_schema(field: str, text: str) -> str:
         raise RequestError(field, "must be a JSON Schema: an object")
     if schema is False:
         raise RequestError(field, "is the schema false, which no text matches")
+    steps, spans = [], []
+    combined = False
     waiting: list[tuple[str, Any, int]] = [(field, schema, 1)]
     while waiting:
         place, value, depth = waiting.pop()
@@ -97,7 +112,14 @@ def check_schema(field: str, text: str) -> str:
         if depth > MAX_DEPTH:
             raise RequestError(field, f"has schemas within schemas more than {MAX_DEPTH} deep")
         waiting += [(where, inner, depth + 1) for where, inner in _inner(place, value)]
-    return "{}" if schema is True else text
+        if "multipleOf" in value:
+            steps.append(check_multiple(f"{place}.multipleOf", value["multipleOf"]))
+        spans.append(check_range(place, value))
+        combined = combined or not _COMBINING.isdisjoint(value)
+    if combined:
+        check_multiples(field, steps)
+        check_open(field, spans)
+    return "{}" if schema is True else msgspec.json.encode(schema).decode()
 
 
 def _inner(place: str, schema: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -128,6 +150,14 @@ def _inner(place: str, schema: dict[str, Any]) -> list[tuple[str, Any]]:
                 raise RequestError(where, f"must be an integer from 0 to {MAX_SIZE}, written without a point")
         elif name == "pattern":
             _check_pattern(where, value)
+        elif name in BOUNDS:
+            check_bound(where, value)
+        elif name == "const":
+            check_literals(where, value)
+        elif name == "enum":
+            if not isinstance(value, list) or not value:
+                raise RequestError(where, "must be a list of at least one value")
+            check_literals(where, value)
         elif name == "x-guidance" or not (name in _PLAIN or name in _NOTES or name.startswith("x-")):
             raise Unsupported(where, "is not supported: it would not be enforced. Leave it out")
     return inner

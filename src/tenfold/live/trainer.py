@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from tenfold.interpreter import python_command
 from tenfold.live.folder import LOG, VERDICT
 from tenfold.live.job import LiveJob, Verdict
-from tenfold.worker.process import python_command
 
 _BOOT = "from tenfold.live.trainer import main; main({parent}, {job!r})"
 _MOST_LOG = 400

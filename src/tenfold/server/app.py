@@ -214,8 +214,7 @@ class App:
         job = await self._apart(lambda body: model.preparer.job(endpoint, body, id), body, body.size)
         constraint = job.choices[0].request.params.constraint
         if constraint is not None:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._long, model.check_constraint, constraint)
+            await model.check_constraint(constraint)
         return job
 
     async def _apart(self, work: Callable[[In], Out], body: In, size: int) -> Out:

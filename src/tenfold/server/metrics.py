@@ -111,6 +111,8 @@ class Metrics(Collector):
         self._earlier_speculation: Counter[str] = Counter()
         self._earlier_idle: Counter[str] = Counter()
         self._earlier_swaps: Counter[str] = Counter()
+        self.refused_constraints: Counter[str] = Counter()
+        """By one of `tenfold.constraints.checker.REASONS`."""
         self._earlier_constraints: Counter[str] = Counter()
         self._earlier_tier: Counter[str] = Counter()
         self._earlier_transfers: Counter[str] = Counter()
@@ -183,6 +185,12 @@ class Metrics(Collector):
         for name, help, unit in CONSTRAINTS:
             name_there = f"tenfold_constraint_{name.replace('_ms', '_seconds')}"
             yield CounterMetricFamily(name_there, help, value=constraints[name] * unit)
+        yield _labelled(
+            "tenfold_constraint_refused",
+            "Constraints that were refused before any token",
+            "reason",
+            self.refused_constraints,
+        )
         yield _labelled("tenfold_speculation_idle_steps", "Steps without a draft", "reason", idle)
         yield _labelled(
             "tenfold_speculation_head_swaps", "Heads that were trained while serving", "result", swaps

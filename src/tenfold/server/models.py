@@ -271,6 +271,7 @@ class Models:
         try:
             await _until_idle(model, drain_s)
             model.flights.abort_all(f"the model {name} was unloaded")
+            model.end_checks()
             await model.flights.stop()
             await _until_idle(model, LAST_WORDS_S)
         except StartError as error:
@@ -312,6 +313,7 @@ class Models:
         self.refuse_new(reason)
         for model in (*self.all, *self._leaving.values()):
             model.flights.abort_all(reason)
+            model.end_checks()
 
     async def stop(self) -> None:
         """Ends everything. Raises StartError as `Flights.stop` does."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tenfold.config import ResolvedPlan, format_bytes
-from tenfold.constraints.compiler import Compiler
+from tenfold.constraints.checker import Checker, CheckFailed
 from tenfold.limits import RequestError
 from tenfold.protocol import Constraint
 from tenfold.server.chat_setup import ChatSetup
+from tenfold.server.errors import unavailable
 from tenfold.server.fields import Fields
 from tenfold.server.flights import Flights
 from tenfold.server.metrics import Metrics
@@ -41,7 +43,8 @@ class ServedModel:
         self.users = 0
         """Requests that are being answered, from when their model is known to their last byte."""
         self._tokens = TokenEndpoints(self.preparer)
-        self._constraints = Compiler(lambda: text.tokenizer, self.plan.vocab_size)
+        self._checker = Checker(lambda: text.tokenizer, self.plan.vocab_size)
+        metrics.refused_constraints = self._checker.refused
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -60,12 +63,19 @@ class ServedModel:
         """See `TokenEndpoints`."""
         return self._tokens.detokenize(body)
 
-    def check_constraint(self, constraint: Constraint) -> None:
-        """Compiles it, as the worker will: what cannot be enforced never gets there. Raises ApiError."""
+    async def check_constraint(self, constraint: Constraint) -> None:
+        """Has it compiled, as the worker will: what cannot be enforced never gets there. Raises ApiError."""
         try:
-            self._constraints.check(constraint)
+            if (begun := self._checker.begin(constraint)) is not None:
+                await asyncio.wrap_future(begun)
         except RequestError as error:
             raise refusal(error) from None
+        except CheckFailed as error:
+            raise unavailable(str(error), 1) from None
+
+    def end_checks(self) -> None:
+        """Nothing is checked any more: the model goes."""
+        self._checker.close()
 
     def entry(self) -> dict[str, Any]:
         """The model as OpenAI's API shows one."""

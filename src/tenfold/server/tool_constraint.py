@@ -54,8 +54,8 @@ def chat_constraint(
         name = function["name"]
         if tools.named is not None and name != tools.named:
             continue
-        schemas[name] = function["parameters"] if forced or name in tools.strict else _ANY_OBJECT
-        _check(f"tools[{index}].function.parameters", schemas[name])
+        given_there = function["parameters"] if forced or name in tools.strict else _ANY_OBJECT
+        schemas[name] = _checked(f"tools[{index}].function.parameters", given_there)
     wanted = Wanted(
         schemas=schemas,
         forced=forced,
@@ -82,9 +82,12 @@ def _text_schema(given: Constraint, where: str) -> str:
         raise refusal(error) from None
 
 
-def _check(field: str, schema: dict[str, Any]) -> None:
+def _checked(field: str, schema: dict[str, Any]) -> dict[str, Any]:
     try:
-        check_schema(field, msgspec.json.encode(schema).decode())
+        checked: dict[str, Any] = msgspec.json.decode(
+            check_schema(field, msgspec.json.encode(schema).decode())
+        )
+        return checked
     except RequestError as error:
         raise refusal(error) from None
 

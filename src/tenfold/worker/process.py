@@ -5,18 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
+
+from tenfold.interpreter import python_command
 
 _BOOT = """from tenfold.worker.main import main
 sys.exit(main({fd}, {parent}, {builder!r}))"""
 
 ENGINE_BUILDER = "tenfold.worker.build:build_engine"
-
-
-def python_command(code: str) -> list[str]:
-    """A fresh interpreter that runs ``code`` with this process's module path, not the one that its own start
-    would give it: with `-m` a file called numpy.py in the working directory would be imported."""
-    return [sys.executable, "-c", f"import sys\nsys.path[:] = {sys.path!r}\n{code}"]
 
 
 def spawn_worker(builder: str = ENGINE_BUILDER) -> tuple[subprocess.Popen[bytes], socket.socket]:
