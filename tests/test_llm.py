@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pytest
 import tenfold
 from tenfold.limits import PromptTooLong
 from tenfold.llm import LLM, GenerationError, Prompt
-from tenfold.protocol import Chunk, EngineSettings, Pooling, PoolingKind, SamplingParams
+from tenfold.protocol import Chunk, Constraint, EngineSettings, Pooling, PoolingKind, SamplingParams
 from tests.helpers import expected
 from tests.helpers.fake_engine import REFUSED, STATE_WIDTH, FakeConfig, FakeEngine, embedding_of
 from tests.helpers.fake_text import load_fake_text
@@ -273,3 +274,12 @@ def test_the_package_offers_its_names_and_no_others() -> None:
     assert tenfold.SamplingParams is SamplingParams
     with pytest.raises(AttributeError, match="nothing_such"):
         _ = tenfold.nothing_such
+
+
+def test_a_constraint_that_compiles_without_end_is_refused(llm: LLM) -> None:
+    """It is not looked at in the caller's process."""
+    parts = [{"type": "string", "pattern": f"a{i}"} for i in range(200)]
+    constraint = Constraint(kind="json_schema", text=json.dumps({"allOf": parts}))
+    with pytest.raises(ValueError, match="constraint takes more than 1 s to compile"):
+        llm.generate("a", SamplingParams(constraint=constraint))
+    llm.close()

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tenfold.config import ServeConfig
-from tenfold.constraints.checker import Checker
+from tenfold.constraints.checker import Checker, CheckFailed
 from tenfold.llm_input import Prompt, as_messages, as_params, as_pooling, as_prompt, as_prompts, check_room
 from tenfold.protocol import FinishReason, PoolingKind, Request, SamplingParams, TokenLogprob
 from tenfold.server.output import Output, Piece
@@ -185,7 +185,10 @@ class LLM:
     def _checked(self, prompts: list[list[int]], params: SamplingParams | None) -> SamplingParams:
         checked = as_params(params)
         if checked.constraint is not None:
-            self._checker.check(checked.constraint)
+            try:
+                self._checker.check(checked.constraint)
+            except CheckFailed as error:
+                raise GenerationError(f"the constraint was not checked: {error}") from None
         for prompt in prompts:
             check_room(len(prompt), checked, self._max_context)
         return checked

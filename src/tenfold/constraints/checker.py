@@ -103,7 +103,7 @@ class Checker:
             return None
         with self._lock:
             if self._closed:
-                raise CheckFailed("the server is shutting down")
+                raise CheckFailed("no constraint is checked any more: shutting down")
             return self._threads.submit(self._check, constraint, name, time.monotonic())
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class Checker:
                 closed = self._closed
             process.close()
             if closed:
-                raise CheckFailed("the server is shutting down") from None
+                raise CheckFailed("no constraint is checked any more: shutting down") from None
             self.restarts += 1
             log.warning("%s: %s", constraint.field, death)
             with suppress(CheckFailed):  # it is on its way until somebody needs it
@@ -172,7 +172,7 @@ class Checker:
     def _start(self) -> _Process:
         with self._lock:
             if self._closed:
-                raise CheckFailed("the server is shutting down")
+                raise CheckFailed("no constraint is checked any more: shutting down")
             try:
                 process = _Process()
             except OSError as error:
