@@ -52,7 +52,7 @@ def cluster(model: Path, hosts: tuple[Host, Host], tmp_path: Path) -> Iterator[C
     secret = tmp_path / "secret"
     secret.touch(0o600)
     secret.write_text("f" * 40)
-    transfer = {"transfer_address": near.address, "transfer_secret": str(secret)}
+    transfer = {"transfer_address": near.address, "transfer_secret": str(secret), "kv_transport": "tcp"}
     with (
         running_cluster(
             *(tmp_path, model, ("decode",), near.command(), transfer),
@@ -65,6 +65,7 @@ def cluster(model: Path, hosts: tuple[Host, Host], tmp_path: Path) -> Iterator[C
         role = ["--cluster", "dynamo", "--namespace", namespace, "--role", "prefill"]
         events = ":".join(map(str, (near.address, *EVENT_PORTS)))
         options = ["--name", NAME, "--threads", "1", "--kv-memory", "64MiB", "--secret-file", str(secret)]
+        options += ["--kv-transport", "tcp"]  # NIXL would find out that the two share a machine
         where = ["--discovery", str(tmp_path / "discovery"), "--events", events, "--address", far.address]
         process = subprocess.Popen(
             far.command(*CLI, "worker", str(model), *role, *options, *where),
