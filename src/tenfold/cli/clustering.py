@@ -222,13 +222,18 @@ def ended_by_signals() -> Iterator[None]:
     """Ctrl-C and SIGTERM end what is within in order and without an error, also while it is starting: later
     `tenfold.cluster.processes.keep` takes them."""
 
+    came: list[int] = []
+
     def end(number: int, frame: object) -> None:
+        came.append(number)
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
-    except KeyboardInterrupt:
+    except BaseException:  # a module that is interrupted while it is imported may raise whatever it likes
+        if not came:
+            raise
         click.echo("Ended before it had started.")
     finally:
         for number, handler in before.items():
