@@ -16,14 +16,20 @@ def ends_quietly(*ignored: signal.Signals) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _end) for number in (signal.SIGINT, signal.SIGTERM)}
+    came: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        came.append(number)
+        sys.exit(0)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     before |= {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
     try:
         yield
+    except Exception:  # a module that is interrupted while it is imported may raise whatever it likes
+        if not came:
+            raise
+        sys.exit(0)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _end(number: int, frame: object) -> None:
-    sys.exit(0)

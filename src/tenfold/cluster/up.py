@@ -125,6 +125,8 @@ class Cluster:
             if not told and now > asked_at + 0.25:
                 asked_at = now
                 if told := known_workers(self.url) >= len(self.config.roles):
+                    for process in self.processes:
+                        process.up = True
                     ready(now - began)
 
         try:
