@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tenfold.bench.server import Server
-from tests.helpers.cluster import NAME, ClusterProcess, running_cluster, write_ascii_model
+from tests.helpers.cluster import NAME, ClusterProcess, running_cluster
 from tests.helpers.cluster_requests import (
     LONGEST_GAP_S,
     Streamed,
@@ -32,28 +32,9 @@ pytestmark = needs_dynamo
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_ascii_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
-
-
-@pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[Server]:
-    """`tenfold serve` on one machine: what all answers are held against."""
-    with Server(str(model), "--name", NAME, "--threads", "1", "--kv-memory", "64MiB") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
     with running_cluster(tmp_path_factory.mktemp("cluster"), model) as cluster:
         yield cluster
-
-
-@pytest.fixture
-def cluster(whole: ClusterProcess) -> ClusterProcess:
-    """With both workers there, whatever the test before did."""
-    whole.wait_for_workers(2)
-    return whole
 
 
 def test_answers_are_those_of_one_machine(cluster: ClusterProcess, server: Server) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tenfold.bench.cluster import children, descendants
 from tenfold.bench.server import Server
-from tests.helpers.cluster import NAME, ClusterProcess, running_cluster, write_ascii_model
+from tests.helpers.cluster import ClusterProcess, running_cluster
 from tests.helpers.cluster_requests import answer, body, needs_dynamo, over_a_fault
 from tests.helpers.server_process import wait_for
 
@@ -26,29 +26,10 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_ascii_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
-
-
-@pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[Server]:
-    """`tenfold serve` on one machine: what all answers are held against."""
-    with Server(str(model), "--name", NAME, "--threads", "1", "--kv-memory", "64MiB") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
     folder = tmp_path_factory.mktemp("cluster")
     with running_cluster(folder, model, launcher="ray", ray_address="local") as cluster:
         yield cluster
-
-
-@pytest.fixture
-def cluster(whole: ClusterProcess) -> ClusterProcess:
-    """With both workers there, whatever the test before did."""
-    whole.wait_for_workers(2)
-    return whole
 
 
 def actor_of(cluster: ClusterProcess, worker: int) -> int:
