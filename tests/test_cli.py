@@ -400,7 +400,7 @@ def test_a_transport_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "m.gguf").touch()
     monkeypatch.setattr("tenfold.kv.nixl.find_spec", lambda name: None)
     model = str(tmp_path / "m.gguf")
-    cluster = ["worker", model, "--cluster", "dynamo", "--etcd", "http://127.0.0.1:1"]
+    cluster = ["worker", model, "--cluster", "dynamo", "--etcd", "http://127.0.0.1:1", "--namespace", "mine"]
     shared = ["--secret-file", str(secret)]
     for command, code, said in (
         (["worker", model, "--join", "h:1", *shared, "--kv-transport", "tcp"], 2, "needs --cluster"),

@@ -164,8 +164,8 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["synth", "tiny", "-o", str(path), "--force"]).exit_code == 0
     assert path.read_bytes()[:4] == b"GGUF"
     result = CliRunner().invoke(main, ["synth", "tiny", "-o", str(tmp_path / "no" / "m.gguf")])
-    assert result.exit_code == 1
-    assert f"there is no folder {tmp_path / 'no'}" in result.output
+    assert result.exit_code == 2
+    assert f"there is no folder '{tmp_path / 'no'}'" in result.output
     with pytest.raises(ValueError, match="tensor t: 3 bytes of data, not 4"):
         write_gguf(path, {}, [NewTensor("t", (1,), 0, 4, lambda: [b"abc"])])
     assert path.read_bytes()[:4] == b"GGUF"

@@ -58,7 +58,7 @@ def test_a_head_is_trained_on_the_servers_own_traffic_and_goes_live(tmp_path: Pa
             ask(server, 1000)
             return server.metric('tenfold_speculation_head_swaps_total{result="promoted"}')
 
-        wait_for(promoted, 60)
+        wait_for(promoted, 200)
         assert [ask(server, n) for n in range(0, 60, 10)] == first[::10]
         assert server.metric("tenfold_speculation_faults_total") == 0
     assert {path.name: path.read_bytes() for path in drafter.iterdir() if path.name != "live"} == before

@@ -62,7 +62,7 @@ class Waiting(Flights):
         self.metrics = metrics
         self.accepted: list[Flight] = []
 
-    def submit(self, request: Request, admitted: bool = False) -> Flight:
+    def submit(self, request: Request, admitted: bool = False, brief: bool = False) -> Flight:
         self.accepted.append(super().submit(request, admitted))
         return self.accepted[-1]
 

@@ -36,7 +36,7 @@ class Tower:
         self.flights: list[Flight] = []
         self.released: list[tuple[str, int | None]] = []
 
-    def submit(self, request: Request, admitted: bool = False) -> Flight:
+    def submit(self, request: Request, admitted: bool = False, brief: bool = False) -> Flight:
         if len(self.flights) >= self.room:
             raise ApiError(429, "full")
         self.flights.append(Flight(request, 0.0))

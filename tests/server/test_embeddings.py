@@ -100,10 +100,11 @@ def test_more_inputs_than_the_server_takes_at_once(tmp_path: Path) -> None:
         assert server.metric('tenfold_requests_total{finish="stop"}') == len(many)
         assert server.metric("tenfold_generated_tokens_total") == 0
         wait_for(lambda: idle(server))
-        long = {"prompt": ["x"] * 5, "max_tokens": 400, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=long, timeout=60) as busy:
-            news = busy.iter_raw()
-            next(news)  # all five are in the server by then
+        long = {"prompt": "x", "max_tokens": 100, "ignore_eos": True}
+        with ThreadPoolExecutor(2 + 3) as pool:
+            for _ in range(2 + 3):
+                pool.submit(httpx.post, f"{server.url}/v1/completions", json=long, timeout=60)
+            wait_for(lambda: server.metric("tenfold_requests_in_flight") == 2 + 3)
             full = post(server, input="a")
         assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
 
@@ -264,7 +265,7 @@ class Tower:
         self.air: dict[str, Flight] = {}
         self.most = 0
 
-    def submit(self, request: Request, admitted: bool = False) -> Flight:
+    def submit(self, request: Request, admitted: bool = False, brief: bool = False) -> Flight:
         if len(self.air) >= self.room:
             raise ApiError(429, "full")
         flight = self.air[request.id] = Flight(request, 0.0)

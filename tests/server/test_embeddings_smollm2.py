@@ -79,9 +79,13 @@ def test_vectors_do_not_depend_on_what_befalls_them(server: Server, alone: Any) 
         assert [one.result() for one in chats] == said
         for kind, one in vectors:
             assert one.result()[0].tobytes() == alone[kind].tobytes()
-    vectors_again, usage = embed("last")
-    assert vectors_again.tobytes() == alone["last"].tobytes()
-    assert usage.model_extra["prompt_tokens_details"]["cached_tokens"] >= 128
+    for _ in range(5):  # a busy worker's prompts may go to the other, which then has them too
+        vectors_again, usage = embed("last")
+        assert vectors_again.tobytes() == alone["last"].tobytes()
+        if usage.model_extra["prompt_tokens_details"]["cached_tokens"] >= 128:
+            break
+    else:
+        pytest.fail("the long text was never found in a cache")
     means, usage = embed("mean")
     assert usage.model_extra["prompt_tokens_details"]["cached_tokens"] == 0
 

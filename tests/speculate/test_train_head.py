@@ -117,7 +117,7 @@ def test_a_folder_of_another_training_is_refused(tmp_path: Path) -> None:
 
 def test_too_few_answers_and_foreign_features_are_refused(tmp_path: Path) -> None:
     """The message says what is missing, or which target the features are of."""
-    with pytest.raises(ValueError, match="46 tokens to train on are fewer than a batch of 64"):
+    with pytest.raises(ValueError, match="46 tokens to train on, fewer than the 64 of a batch"):
         trained(tmp_path, count=2)
     target, other = toy_target(), toy_target(seed=1)
     sets = toy_answers(target, 4, seed=1), toy_answers(target, 2, seed=2)

@@ -22,7 +22,7 @@ from tenfold.server.flights import Backlog, Flight
 class Tower(Protocol):
     """Where flights are taken up and given back: see `Flights`."""
 
-    def submit(self, request: Request, admitted: bool = False) -> Flight: ...
+    def submit(self, request: Request, admitted: bool = False, brief: bool = False) -> Flight: ...
 
     def release(self, flight: Flight, keep: int | None = None) -> None: ...
 
@@ -142,7 +142,7 @@ class Choices:
     def _submit(self, choices: list[Choice]) -> None:
         for choice in choices:
             try:
-                choice.flight = self._tower.submit(choice.request, self.brief or choice is not self.all[0])
+                choice.flight = self._tower.submit(choice.request, choice is not self.all[0], self.brief)
                 choice.flight.backlog = self._backlog
             except BaseException:
                 self.release()

@@ -249,16 +249,17 @@ class Flights:
         for flight in list(self._flights.values()):
             self._end(flight, unavailable(reason, 1))
 
-    def submit(self, request: Request, admitted: bool = False) -> Flight:
-        """Takes up a request; ``admitted``: it is a further part of one that was taken. Raises ApiError: 429
-        when too many wait, 503 when the server cannot serve."""
+    def submit(self, request: Request, admitted: bool = False, brief: bool = False) -> Flight:
+        """Takes up a request; ``admitted``: it is a further part of one that was taken; ``brief``: it
+        takes a step and no more, so many may wait. Raises ApiError: 429 when too many do, 503 when the server
+        cannot serve."""
         if self._closing is not None:
             raise unavailable(self._closing, 1)
         if self._down is not None:
             raise unavailable(f"the worker cannot be started: {self._down}", 10)
         if self._deserted:
             raise unavailable(NOBODY, 5)
-        if len(self._flights) >= self._max_running + self._queue(admitted):
+        if len(self._flights) >= self._max_running + self._queue(admitted, brief):
             wait_s = self._retry_after_s()
             raise ApiError(
                 429,
@@ -459,12 +460,14 @@ class Flights:
         own = self._settings.max_running
         return sum(own if post.plan is None else post.plan.max_running for post in self._fleet.posts)
 
-    def _queue(self, admitted: bool) -> int:
+    def _queue(self, admitted: bool, brief: bool) -> int:
         """How many may wait. By Little's law whoever has q requests before it waits for q / running of the
         time that one takes. The limit is of requests: were it of their parts too, a request with more of them
         would be told for ever to come again."""
         if self._max_queue is not None:
             own = self._max_queue
+        elif brief:
+            own = MAX_PARTS
         else:
             own = max(MIN_QUEUE, int(WAIT_SHARE * self._max_running))
         return max(own, MAX_PARTS) if admitted else own

@@ -90,7 +90,7 @@ class Inputs(Choices):
             if self._gone:
                 raise ClientGone
             try:
-                choice.flight = self._tower.submit(choice.request, True)
+                choice.flight = self._tower.submit(choice.request, True, self.brief)
                 return
             except ApiError as error:
                 if error.status != 429:
